@@ -1,0 +1,34 @@
+# Everything starts here: `make demo` and `make test` set up what they need on a fresh machine.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: venv demo test lint check bench clean
+
+venv: $(READY)
+
+$(READY): pyproject.toml constraints.txt witness.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps --requirement witness.txt
+	touch $(READY)
+
+demo: venv
+	$(BIN)/python -m ssse.demo
+
+test: lint check
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+check: venv
+	$(BIN)/pytest -n 2
+
+bench: venv
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis out

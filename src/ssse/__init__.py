@@ -1,0 +1,45 @@
+"""ssse: erase samples from a trained model in one second-order step.
+
+    curvature = ssse.Curvature.fit(model, loss_fn, train_loader, weight_decay=1e-4)   # once
+    erasure = ssse.erase(model, curvature, loss_fn, forget_loader)                     # per request
+
+Names are loaded when first used, so that importing the package does not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ssse.curvature import Curvature as Curvature
+    from ssse.curvature import plan as plan
+    from ssse.diagnostics import Diagnostics as Diagnostics
+    from ssse.erasure import Erasure as Erasure
+    from ssse.erasure import erase as erase
+    from ssse.errors import Refused as Refused
+    from ssse.errors import SSSEError as SSSEError
+
+_HOMES = {
+    "Curvature": "ssse.curvature",
+    "plan": "ssse.curvature",
+    "Diagnostics": "ssse.diagnostics",
+    "Erasure": "ssse.erasure",
+    "erase": "ssse.erasure",
+    "Refused": "ssse.errors",
+    "SSSEError": "ssse.errors",
+}
+
+__all__ = ["Curvature", "Diagnostics", "Erasure", "Refused", "SSSEError", "erase", "plan"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'ssse' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,142 @@
+"""What a data loader yields → (x, y) pairs of tensors, regrouped to the size we want to work in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssse.errors import InvalidData
+
+Inputs = Tensor | dict[str, Tensor]
+Batch = tuple[Inputs, Tensor]
+
+LABEL_KEYS = ("y", "label", "labels", "target", "targets")
+
+
+def read_batch(batch: Any, device: torch.device) -> Batch:
+    """One batch of the user's: a pair (x, y), or a mapping with the labels under a usual name."""
+    if isinstance(batch, Mapping):
+        found = [key for key in LABEL_KEYS if key in batch]
+        if len(found) != 1:
+            raise InvalidData(
+                f"A mapping batch needs its labels under one of {', '.join(LABEL_KEYS)}; its keys are "
+                f"{', '.join(map(str, batch))}."
+            )
+        y = batch[found[0]]
+        rest = {key: value for key, value in batch.items() if key != found[0]}
+        x = next(iter(rest.values())) if len(rest) == 1 else rest
+    elif isinstance(batch, (tuple, list)) and len(batch) == 2:
+        x, y = batch
+    else:
+        size = f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+        raise InvalidData(
+            f"A batch must be a pair (x, y) or a mapping with labels, not a {type(batch).__name__}{size}."
+        )
+    inputs = {key: _tensor(value, device) for key, value in x.items()} if isinstance(x, Mapping) else _tensor(x, device)
+    labels = _tensor(y, device)
+    _check(inputs, labels)
+    return inputs, labels
+
+
+def batch_length(x: Inputs) -> int:
+    return len(next(iter(x.values()))) if isinstance(x, dict) else len(x)
+
+
+def slice_batch(x: Inputs, part: slice) -> Inputs:
+    return {key: value[part] for key, value in x.items()} if isinstance(x, dict) else x[part]
+
+
+def join_batches(parts: list[Batch]) -> Batch:
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0][0]
+    if isinstance(first, dict):
+        x: Inputs = {key: torch.cat([p[0][key] for p in parts]) for key in first}  # type: ignore[index]
+    else:
+        x = torch.cat([p[0] for p in parts])  # type: ignore[misc]
+    return x, torch.cat([p[1] for p in parts])
+
+
+def regroup(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
+    """The same samples in the same order, `size` at a time; the last group may be smaller.
+
+    What follows then cannot depend on how the user's loader happened to cut the data.
+    """
+    held: list[Batch] = []
+    count = 0
+    for x, y in batches:
+        start, length = 0, len(y)
+        while count + length - start >= size:
+            stop = start + size - count
+            yield join_batches([*held, (slice_batch(x, slice(start, stop)), y[start:stop])])
+            held, count, start = [], 0, stop
+        if start < length:
+            held.append((slice_batch(x, slice(start, length)), y[start:]))
+            count += length - start
+    if held:
+        yield join_batches(held)
+
+
+def count_samples(data: Any) -> int | None:
+    """How many samples an iterable of batches holds, where that can be known without reading it all."""
+    dataset = getattr(data, "dataset", None)
+    if dataset is not None and hasattr(dataset, "__len__"):
+        return len(dataset)
+    if isinstance(data, (list, tuple)):
+        try:
+            return sum(batch_length(read_batch(batch, torch.device("cpu"))[0]) for batch in data)
+        except InvalidData:
+            return None
+    return None
+
+
+def check_repeatable(data: Any) -> None:
+    """Refuse loaders that drop samples or return another value for the same index."""
+    if getattr(data, "drop_last", False):
+        raise InvalidData(
+            "The data loader has drop_last=True, so some training samples would never be seen and could not be "
+            "erased later. Use drop_last=False."
+        )
+    dataset = getattr(data, "dataset", None)
+    if dataset is None or not hasattr(dataset, "__getitem__") or not getattr(dataset, "__len__", lambda: 0)():
+        return
+    if not _same(dataset[0], dataset[0]):
+        raise InvalidData(
+            "The data set returns different values for index 0 on two reads (random augmentation?). The curvature "
+            "needs each training sample as one fixed input: switch the augmentation off."
+        )
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Mapping):
+        return all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(_same(p, q) for p, q in zip(a, b, strict=True))
+    p, q = torch.as_tensor(a), torch.as_tensor(b)
+    return p.shape == q.shape and bool(((p == q) | ((p != p) & (q != q))).all())
+
+
+def _tensor(value: Any, device: torch.device) -> Tensor:
+    try:
+        return torch.as_tensor(value).to(device, non_blocking=True)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidData(f"A batch holds a {type(value).__name__}, which is not a tensor or array.") from error
+
+
+def _check(x: Inputs, y: Tensor) -> None:
+    entries = x if isinstance(x, dict) else {"x": x}
+    if y.dim() == 0 or any(value.dim() == 0 for value in entries.values()):
+        raise InvalidData("A batch must have the samples along its first dimension; found a scalar.")
+    lengths = {key: len(value) for key, value in entries.items()}
+    if any(length != len(y) for length in lengths.values()):
+        raise InvalidData(f"Inputs and labels differ in length: {lengths} inputs, {len(y)} labels.")
+    for key, value in [*entries.items(), ("labels", y)]:
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            finite = torch.isfinite(value).reshape(len(value), -1).all(1)
+            raise InvalidData(
+                f"{key}: sample {int((~finite).nonzero()[0])} of a batch of {len(y)} holds NaN or infinity. "
+                "Remove or repair it first."
+            )

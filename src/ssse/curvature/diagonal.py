@@ -1,0 +1,64 @@
+"""The diagonal of the curvature: d numbers, for scrubbing and for comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ssse.curvature.structure import Builder, LeftOut, Structure
+from ssse.rows import HeldRows
+
+
+class DiagonalBuilder(Builder):
+    def __init__(self, dim: int, dtype: torch.dtype, device: torch.device):
+        self.squares = torch.zeros(dim, dtype=dtype, device=device)
+
+    def add(self, rows: HeldRows) -> None:
+        self.squares += rows.to(self.squares.dtype).squares()
+
+    def build(self, ridge: float) -> Diagonal:
+        return Diagonal(self.squares, ridge)
+
+
+class Diagonal(Structure):
+    """diag(RᵀR) + ridge. Rows are left out by subtracting their squares."""
+
+    kind = "diagonal"
+
+    def __init__(self, squares: Tensor, ridge: float):
+        self.squares = squares
+        self.ridge = ridge
+
+    def solve(self, v: Tensor) -> Tensor:
+        return (v.to(self.squares.dtype) / (self.squares + self.ridge)).to(v.dtype)
+
+    def leave_out(self, rows: HeldRows, v: Tensor) -> LeftOut:
+        removed = rows.to(self.squares.dtype).squares()
+        shares = (removed / (self.squares + self.ridge)).double()
+        solution = v.to(self.squares.dtype) / (self.squares - removed + self.ridge)
+        largest = shares.max().reshape(1)
+        return LeftOut(solution.to(v.dtype), largest, float(shares.sum()), "diagonal", bool(largest >= 1))
+
+    def remove(self, rows: Iterable[HeldRows]) -> Diagonal:
+        squares = self.squares.clone()
+        for part in rows:
+            squares -= part.to(squares.dtype).squares()
+        return Diagonal(squares.clamp_min(0), self.ridge)  # rounding may leave −0
+
+    def with_ridge(self, ridge: float) -> Diagonal:
+        return Diagonal(self.squares, ridge)
+
+    def merged(self, other: Diagonal, ridge: float) -> Diagonal:
+        return Diagonal(self.squares + other.squares, ridge)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"squares": self.squares}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Tensor], settings: dict, ridge: float) -> Diagonal:
+        return cls(state["squares"], ridge)
+
+    def to(self, device: torch.device) -> Diagonal:
+        return Diagonal(self.squares.to(device), self.ridge)

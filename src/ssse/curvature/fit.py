@@ -1,0 +1,231 @@
+"""One pass over the training data: rows in, structure out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssse.batches import Batch, check_repeatable, count_samples, read_batch, regroup
+from ssse.curvature.dense import DenseBuilder
+from ssse.curvature.diagonal import DiagonalBuilder
+from ssse.curvature.lowrank import LowRankBuilder
+from ssse.curvature.matrix_free import MatrixFree, RowSource
+from ssse.curvature.planning import Plan, Wanted, make_plan, memory_budget
+from ssse.curvature.recurrence import RecurrenceBuilder
+from ssse.curvature.structure import Builder, Structure
+from ssse.curvature.truncated import TruncatedBuilder
+from ssse.errors import InvalidData, InvalidSetting, PrecisionLost
+from ssse.partition import make_blocks
+from ssse.problem import Problem
+from ssse.progress import track, waiting
+from ssse.rows import LinearRows, Rows
+from ssse.sampling import Measured, RowKind, measure, measure_held
+
+ACCEPTED_SOLVE_ERROR = 1e-3
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What one pass over the data leaves: the structure, and the sums that go with it."""
+
+    structure: Structure
+    plan: Plan
+    count: int
+    loss: float  # Σ ℓᵢ
+    gradient: Tensor  # Σ ∇ℓᵢ, shape (d,)
+
+
+@dataclass
+class Sums:
+    """n, Σ ℓᵢ and Σ ∇ℓᵢ over the batches seen so far, in float64."""
+
+    count: int = 0
+    loss: float = 0.0
+    gradient: Tensor | None = None
+
+    def add(self, measured: Measured) -> None:
+        gradient = measured.gradient.double()
+        self.count += measured.count
+        self.loss += measured.loss
+        self.gradient = gradient if self.gradient is None else self.gradient + gradient
+
+    def checked_gradient(self) -> Tensor:
+        if self.gradient is None:
+            raise InvalidData("The training data is empty.")
+        if not bool(torch.isfinite(self.gradient).all()):
+            raise InvalidData("The gradient of the training loss is NaN or infinite.")
+        return self.gradient
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """Settings of `matrix_free` alone."""
+
+    preconditioner: str = "auto"
+    tolerance: float | None = None
+    max_iterations: int = 1000
+
+
+def plan_fit(problem: Problem, data: Iterable[Any], wanted: Wanted, budget: int | str | None) -> tuple[Plan, Iterator]:
+    """Look at the first batch, refuse what cannot work, and choose; also returns the whole of the data."""
+    check_repeatable(data)
+    stream = iter(data)
+    first = next(stream, None)
+    if first is None:
+        raise InvalidData("The training data is empty.")
+    x, y = read_batch(first, problem.device)
+    if len(y) == 0:
+        raise InvalidData("The first batch of the training data is empty.")
+    problem.probe((x, y))
+    outputs = problem.forward(x)[0].shape[1]
+    plan = make_plan(problem, outputs, count_samples(data), wanted, memory_budget(problem.device, budget))
+    rest = itertools.chain([first], stream)
+    return plan, (read_batch(batch, problem.device) for batch in rest)
+
+
+def fit_structure(
+    problem: Problem,
+    data: Iterable[Any],
+    wanted: Wanted,
+    damping: float,
+    budget: int | str | None = None,
+    iteration: Iteration | None = None,
+    progress: bool = True,
+) -> Fitted:
+    plan, batches = plan_fit(problem, data, wanted, budget)
+    total = count_samples(data)
+    tracked = track(regroup(batches, plan.group), total, "curvature", progress)
+    if plan.structure == "matrix_free":
+        budget_bytes = memory_budget(problem.device, budget)
+        return _fit_matrix_free(problem, data, tracked, plan, damping, iteration or Iteration(), budget_bytes)
+    builder = _make_builder(problem, plan, total, damping)
+    sums, probe = Sums(), None
+    for batch in tracked:
+        rows, measured = measure_held(problem, plan.kind, batch)
+        builder.add(rows)
+        sums.add(measured)
+        probe = measured.gradient if probe is None else probe
+    gradient = sums.checked_gradient()
+    with waiting("factorising", progress):
+        structure = builder.build(sums.count * damping)
+    _check_precision(structure, gradient if probe is None else probe)
+    return Fitted(structure, plan, sums.count, sums.loss, gradient.to(problem.dtype))
+
+
+def row_source(problem: Problem, kind: RowKind, data: Iterable[Any], group: int) -> RowSource:
+    """Rows over a data set again and again, for conjugate gradients."""
+    if iter(data) is data:
+        raise InvalidData(
+            "matrix_free reads the training data many times; pass a DataLoader or a list, not an iterator."
+        )
+
+    def rows() -> Iterator[Rows]:
+        batches = (read_batch(batch, problem.device) for batch in data)
+        for batch in regroup(batches, group):
+            yield measure(problem, kind, batch).rows
+
+    return rows
+
+
+def bind_data(
+    structure: MatrixFree, problem: Problem, kind: RowKind, data: Iterable[Any], group: int, expected: int
+) -> MatrixFree:
+    """Give a stored or reduced matrix-free curvature the training data that it stands for."""
+    source = row_source(problem, kind, data, group)
+    held, count = [], 0
+    for batch in regroup((read_batch(b, problem.device) for b in data), group):
+        count += len(batch[1])
+        if problem.linear is not None:
+            held.append(measure(problem, kind, batch).rows)
+    if count != expected:
+        raise InvalidData(
+            f"The training data holds {count} samples; this curvature stands for {expected}. Pass the data it was "
+            "fitted on, less what was erased since."
+        )
+    return structure.bound((lambda: held) if held else source)
+
+
+def _make_builder(problem: Problem, plan: Plan, n: int | None, damping: float) -> Builder:
+    dim, device = problem.layout.dim, problem.device
+    if plan.structure == "dense":
+        return DenseBuilder(plan.blocks, plan.dtype, device)
+    if plan.structure == "lowrank":
+        return TruncatedBuilder(plan.rank) if plan.rank else LowRankBuilder()
+    if plan.structure == "diagonal":
+        return DiagonalBuilder(dim, plan.dtype, device)
+    if plan.structure == "recurrence" and n is not None:
+        return RecurrenceBuilder(plan.blocks, n, damping, plan.dtype, device)
+    raise InvalidSetting(f"No builder for structure {plan.structure!r}.")
+
+
+def _fit_matrix_free(
+    problem: Problem,
+    data: Iterable[Any],
+    batches: Iterable[Batch],
+    plan: Plan,
+    damping: float,
+    iteration: Iteration,
+    budget: int,
+) -> Fitted:
+    """The sums over the data, the preconditioner, and the rows themselves where they are small."""
+    builder = _preconditioner_builder(problem, plan, iteration.preconditioner, budget)
+    source = row_source(problem, plan.kind, data, plan.group)
+    held: list[Rows] | None = [] if problem.linear is not None else None
+    sums, held_bytes = Sums(), 0
+    for batch in batches:
+        measured = measure(problem, plan.kind, batch)
+        rows = measured.rows
+        if builder is not None:
+            builder.add(rows if isinstance(rows, LinearRows) else rows.explicit())  # type: ignore[union-attr]
+        if held is not None and isinstance(rows, LinearRows):
+            held_bytes += sum(t.numel() * t.element_size() for t in rows.tensors().values())
+            held.append(rows)
+            held = held if held_bytes < 0.5 * budget else None
+        sums.add(measured)
+    gradient = sums.checked_gradient()
+    ridge = sums.count * damping
+    preconditioner = None if builder is None else builder.build(ridge)
+    kept = held
+    structure = MatrixFree(
+        (lambda: kept) if kept is not None else source,
+        ridge,
+        preconditioner,
+        iteration.tolerance,
+        iteration.max_iterations,
+    )
+    return Fitted(structure, plan, sums.count, sums.loss, gradient.to(problem.dtype))
+
+
+def _preconditioner_builder(problem: Problem, plan: Plan, choice: str, budget: int) -> Builder | None:
+    """A block per output where the model is linear and they fit, the diagonal where not; else none."""
+    size = torch.empty((), dtype=plan.dtype).element_size()
+    if choice == "auto":
+        fits = problem.linear is not None and problem.linear.outputs * problem.linear.inputs**2 * size < 0.4 * budget
+        choice = "dense" if fits else "diagonal" if problem.linear is not None else "none"
+    if choice == "none":
+        return None
+    if choice == "diagonal":
+        return DiagonalBuilder(problem.layout.dim, plan.dtype, problem.device)
+    if choice == "dense":
+        spec = "output" if problem.linear is not None else "parameter"
+        return DenseBuilder(make_blocks(problem.layout, spec, problem.linear), plan.dtype, problem.device)
+    raise InvalidSetting(f'preconditioner must be "auto", "none", "diagonal" or "dense", not {choice!r}.')
+
+
+def _check_precision(structure: Structure, probe: Tensor) -> None:
+    """Solve for the first batch's gradient and measure the error; λ is never raised to hide it."""
+    measure_error = getattr(structure, "solve_error", None)
+    if measure_error is None:
+        return
+    error, where = measure_error(probe)
+    if not error <= ACCEPTED_SOLVE_ERROR:
+        raise PrecisionLost(
+            f"Solving with block '{where}' for a training gradient has a relative error of {error:.1e}, above "
+            f"{ACCEPTED_SOLVE_ERROR:.0e}: rounding is amplified by a curvature this large over a damping this small. "
+            "Use dtype=torch.float64, a larger damping, or rescale the features."
+        )

@@ -1,0 +1,77 @@
+"""A damped Gram matrix and its factor in one square."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ssse.errors import NotPositiveDefinite
+
+
+@dataclass
+class DampedGram:
+    """G + ridge·I = L D² Lᵀ, with G and L in the same square.
+
+    G lies on and below the diagonal; Lᵀ, whose diagonal is one, lies above it; D is apart. One square
+    of memory and of disk then keeps both what is needed to solve and what is needed to change the
+    ridge or to take rows out again. Nothing ever writes to a finished square: it may be a file.
+    """
+
+    square: Tensor
+    pivots: Tensor  # the diagonal of D
+    ridge: float
+    name: str
+
+    @classmethod
+    def factorise(cls, square: Tensor, ridge: float, name: str) -> DampedGram:
+        """Take over a square whose lower triangle holds G, and write the factor above it.
+
+        Raises:
+            NotPositiveDefinite: names the block, its size and the ridge.
+        """
+        factor = square.clone()
+        factor.diagonal().add_(ridge)
+        factor, info = torch.linalg.cholesky_ex(factor)  # reads the lower triangle alone
+        if int(info) != 0 or not bool(torch.isfinite(factor.diagonal()).all()):
+            raise NotPositiveDefinite(
+                f"Block '{name}' ({len(square)} parameters, nλ = {ridge:.3g}, {square.dtype}) is not positive definite "
+                f"at pivot {int(info)}. Use a larger damping, or dtype=torch.float64."
+            )
+        pivots = factor.diagonal().clone()
+        factor /= pivots  # scale each column: L D → L
+        square.tril_()
+        square += factor.mT.triu(1)
+        return cls(square, pivots, ridge, name)
+
+    def half_solve(self, v: Tensor) -> Tensor:
+        """H v with HᵀH = (G + ridge·I)⁻¹, for v of shape (B, q)."""
+        half = torch.linalg.solve_triangular(self.square.mT, v, upper=False, unitriangular=True)
+        return half / self.pivots[:, None]
+
+    def half_solve_transposed(self, v: Tensor) -> Tensor:
+        """Hᵀ v."""
+        return torch.linalg.solve_triangular(self.square, v / self.pivots[:, None], upper=True, unitriangular=True)
+
+    def solve(self, v: Tensor) -> Tensor:
+        """(G + ridge·I)⁻¹ v for v of shape (B, q)."""
+        return self.half_solve_transposed(self.half_solve(v))
+
+    def gram(self) -> Tensor:
+        """A copy of G in the lower triangle of a new square."""
+        return self.square.tril()
+
+    def with_ridge(self, ridge: float) -> DampedGram:
+        return DampedGram.factorise(self.gram(), ridge, self.name)
+
+    def to(self, device: torch.device) -> DampedGram:
+        return DampedGram(self.square.to(device), self.pivots.to(device), self.ridge, self.name)
+
+    def solve_error(self, v: Tensor) -> float:
+        """Relative error of `solve(v)`, measured by one step of refinement with a float64 residual."""
+        x = self.solve(v[:, None]).double()
+        lower = self.square.tril().double()
+        product = lower @ x + lower.mT @ x - lower.diagonal()[:, None] * x + self.ridge * x
+        correction = self.solve((v[:, None].double() - product).to(v.dtype)).double()
+        return float(correction.norm() / x.norm().clamp_min(torch.finfo(torch.float64).tiny))

@@ -1,0 +1,97 @@
+"""The paper's Eq. 7, word for word: F⁻¹ by rank-one Sherman–Morrison updates.
+
+It reads and writes the whole matrix for every row, so it runs at the speed of memory. It is the
+reference that the other structures are tested against; not for use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ssse.curvature.structure import Builder, LeftOut, Structure, woodbury
+from ssse.errors import InvalidSetting
+from ssse.partition import Block
+from ssse.rows import HeldRows
+
+
+class RecurrenceBuilder(Builder):
+    """F₀⁻¹ = λ⁻¹ I, then F⁻¹ ← F⁻¹ − F⁻¹g gᵀF⁻¹ / (n + gᵀF⁻¹g) for every row g; n is needed beforehand."""
+
+    def __init__(self, blocks: Sequence[Block], n: int, damping: float, dtype: torch.dtype, device: torch.device):
+        self.blocks, self.n, self.damping = tuple(blocks), n, damping
+        self.inverses = [torch.eye(b.size, dtype=dtype, device=device) / damping for b in blocks]
+
+    def add(self, rows: HeldRows) -> None:
+        matrix = rows.matrix()
+        for block, inverse in zip(self.blocks, self.inverses, strict=True):
+            for g in block.take(matrix, dim=1).to(inverse.dtype):
+                rank_one_update(inverse, g, self.n)
+
+    def build(self, ridge: float) -> Recurrence:
+        if abs(ridge - self.n * self.damping) > 1e-9 * ridge:
+            raise InvalidSetting(
+                f"The recurrence was started for {self.n} samples; the data held {ridge / self.damping:.0f}."
+            )
+        return Recurrence(self.blocks, self.inverses, self.n, ridge)
+
+
+def rank_one_update(inverse: Tensor, g: Tensor, n: float) -> None:
+    u = inverse @ g
+    inverse.addr_(u, u, alpha=-1.0 / (n + float(g @ u)))
+
+
+class Recurrence(Structure):
+    kind = "recurrence"
+
+    def __init__(self, blocks: Sequence[Block], inverses: Sequence[Tensor], n: int, ridge: float):
+        self.blocks, self.inverses, self.n, self.ridge = tuple(blocks), tuple(inverses), n, ridge
+
+    def solve(self, v: Tensor) -> Tensor:
+        out = torch.empty_like(v)
+        for block, inverse in zip(self.blocks, self.inverses, strict=True):
+            block.put(out, (inverse @ block.take(v).to(inverse.dtype) / self.n).to(v.dtype))
+        return out
+
+    def leave_out(self, rows: HeldRows, v: Tensor) -> LeftOut:
+        out = torch.empty_like(v)
+        worst, where, total = torch.zeros(1, dtype=torch.float64), "", 0.0
+        matrix = rows.matrix()
+        for block, inverse in zip(self.blocks, self.inverses, strict=True):
+            part = block.take(matrix, dim=1).to(inverse.dtype)
+            result = woodbury(lambda b, f=inverse: f @ b / self.n, part, block.take(v).to(inverse.dtype))
+            block.put(out, result.solution.to(v.dtype))
+            total += float(result.leverages.sum())
+            if not where or float(result.leverages[0]) > float(worst[0]):
+                worst, where = result.leverages, block.name
+        return LeftOut(out, worst, total, where, indefinite=bool(worst[0] >= 1))
+
+    def remove(self, rows: Iterable[HeldRows]) -> Recurrence:
+        inverses = [inverse.clone() for inverse in self.inverses]
+        for part in rows:
+            matrix = part.matrix()
+            for block, inverse in zip(self.blocks, inverses, strict=True):
+                for g in block.take(matrix, dim=1).to(inverse.dtype):
+                    rank_one_update(inverse, g, -self.n)  # −n turns the addition of ggᵀ/n into its removal
+        return Recurrence(self.blocks, inverses, self.n, self.ridge)
+
+    def with_ridge(self, ridge: float) -> Recurrence:
+        raise InvalidSetting(
+            "The recurrence starts from λ and cannot change it afterwards. Fit again, or use structure='dense'."
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        return {f"{i}.inverse": inverse for i, inverse in enumerate(self.inverses)}
+
+    def settings(self) -> dict[str, object]:
+        return {"n": self.n, "blocks": [[block.name, [list(r) for r in block.ranges]] for block in self.blocks]}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Tensor], settings: dict, ridge: float) -> Recurrence:
+        blocks = [Block(name, tuple((a, b) for a, b in ranges)) for name, ranges in settings["blocks"]]
+        return cls(blocks, [state[f"{i}.inverse"] for i in range(len(blocks))], settings["n"], ridge)
+
+    def to(self, device: torch.device) -> Recurrence:
+        return Recurrence(self.blocks, [f.to(device) for f in self.inverses], self.n, self.ridge)

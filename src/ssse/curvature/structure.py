@@ -1,0 +1,108 @@
+"""What every structure answers: solve, leave out, remove, store."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ssse.rows import HeldRows
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """M₋S⁻¹ v, and what it rests on.
+
+    Attributes:
+        leverages: eigenvalues of K = R_S M⁻¹ R_Sᵀ in the block where the largest is, descending. All are
+            below 1 if the rows of S are part of the curvature; the closer to 1, the more S alone
+            determines a direction. Where K was never formed, the largest alone, as a lower bound.
+        leverage_sum: trace of K over all blocks, the number of parameters that S pays for.
+        where: the name of that block.
+        indefinite: M₋S has a direction without curvature; the solution is then not one.
+        missing: rows of S that a structure which still knows its rows did not find among them.
+        note: what the solver has to say about its own accuracy.
+    """
+
+    solution: Tensor
+    leverages: Tensor
+    leverage_sum: float
+    where: str
+    indefinite: bool = False
+    missing: int = 0
+    note: str = ""
+
+
+class Structure(ABC):
+    """M = RᵀR + ridge·I in some form, ridge = nλ: factorised once, solved many times."""
+
+    kind: str
+    ridge: float
+
+    @abstractmethod
+    def solve(self, v: Tensor) -> Tensor:
+        """M⁻¹ v, shape (d,)."""
+
+    @abstractmethod
+    def leave_out(self, rows: HeldRows, v: Tensor) -> LeftOut:
+        """(M − R_SᵀR_S)⁻¹ v from the rows of S alone; M itself stays."""
+
+    @abstractmethod
+    def remove(self, rows: Iterable[HeldRows]) -> Structure:
+        """A new structure of M − R_SᵀR_S, from which the rows of S are gone."""
+
+    @abstractmethod
+    def with_ridge(self, ridge: float) -> Structure:
+        """The same rows with another damping, without a second pass over the data."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that has to be stored, by name."""
+
+    @abstractmethod
+    def to(self, device: torch.device) -> Structure: ...
+
+    def settings(self) -> dict[str, object]:
+        """What has to be stored besides tensors."""
+        return {}
+
+
+class Builder(ABC):
+    """Takes rows in, batch by batch, then gives the structure."""
+
+    @abstractmethod
+    def add(self, rows: HeldRows) -> None: ...
+
+    @abstractmethod
+    def build(self, ridge: float) -> Structure: ...
+
+
+@dataclass(frozen=True)
+class Woodbury:
+    """(M − RᵀR)⁻¹ from M⁻¹ and the rows R to leave out."""
+
+    solution: Tensor
+    leverages: Tensor
+
+
+def woodbury(solve: Callable[[Tensor], Tensor], rows: Tensor, v: Tensor) -> Woodbury:
+    """M⁻¹v + M⁻¹Rᵀ (I − K)⁻¹ R M⁻¹v with K = R M⁻¹ Rᵀ, for any `solve` with M of several columns."""
+    z = solve(torch.cat([rows.mT, v[:, None]], dim=1))
+    z_rows, z_v = z[:, :-1], z[:, -1]
+    correction, leverages = close_gap(rows @ z_rows, rows @ z_v)
+    return Woodbury(z_v + z_rows @ correction, leverages)
+
+
+def close_gap(k: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """(I − K)⁻¹ right and the eigenvalues of K, descending; K is small, so it is done in float64.
+
+    An eigenvalue at or above 1 has no meaning here: the solution is then not used, only reported.
+    """
+    k = k.double()
+    values, vectors = torch.linalg.eigh((k + k.mT) / 2)
+    gap = (1 - values).clamp_min(torch.finfo(torch.float64).tiny)
+    solution = vectors @ ((vectors.mT @ right.double()) / gap)
+    return solution.to(right.dtype), values.flip(0)

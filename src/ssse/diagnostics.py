@@ -1,0 +1,107 @@
+"""What an erasure has to say about itself: numbers, a verdict, and the reasons in words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+Verdict = Literal["ok", "caution", "refused"]
+
+# Past these, one step is still taken but no longer vouched for.
+LARGE_FRACTION = 0.10
+LARGE_LEVERAGE = 0.90
+LARGE_STEP = 0.50
+LARGE_RESIDUAL = 0.50
+LINEARISATION_FACTOR = 3.0
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """Measured while erasing.
+
+    Attributes:
+        k, n: samples forgotten, samples the curvature stood for.
+        step_norm, relative_step: ‖θ̂−θ‖, and over ‖θ‖.
+        gradient_norm: ‖∇L(θ*)‖ of the training objective; None where it is no longer known.
+        forget_gradient_norm: ‖g_S‖.
+        leverage_max, leverage_sum: of S in the curvature; above 1 no sample of the training data can be.
+        loss_before, loss_after: mean data loss on S under the old and the new model.
+        predicted_change: of that mean loss, to first order.
+        reasons: why the verdict is not "ok". notes: what else one should know.
+    """
+
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+    k: int
+    n: int
+    scale: float
+    damping: float
+    leave_out: bool
+    residual: bool
+    policy: str
+    gradient_norm: float | None
+    forget_gradient_norm: float
+    step_norm: float | None = None
+    relative_step: float | None = None
+    leverage_max: float | None = None
+    leverage_sum: float | None = None
+    leverages: tuple[float, ...] = field(default=(), repr=False)
+    loss_before: float | None = None
+    loss_after: float | None = None
+    predicted_change: float | None = None
+    seconds: float | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    def __str__(self) -> str:
+        lines = [f"verdict: {self.verdict}"]
+        lines += [f"  because {reason}" for reason in self.reasons]
+        known = {
+            "forgotten": f"{self.k} of {self.n}",
+            "step norm": _number(self.step_norm),
+            "relative to θ": _number(self.relative_step),
+            "largest leverage": _number(self.leverage_max),
+            "‖∇L(θ*)‖": _number(self.gradient_norm),
+            "loss on S": f"{_number(self.loss_before)} → {_number(self.loss_after)}",
+        }
+        lines += [f"{name}: {value}" for name, value in known.items()]
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def judge(found: Diagnostics) -> list[str]:
+    """Reasons for caution, in words and numbers; none if the step is one we vouch for."""
+    reasons = []
+    if found.k > LARGE_FRACTION * found.n:
+        reasons.append(
+            f"{found.k / found.n:.0%} of the training data is forgotten at once; one second-order step is accurate "
+            f"for small parts (up to {LARGE_FRACTION:.0%} here)."
+        )
+    if found.leverage_max is not None and found.leverage_max > LARGE_LEVERAGE:
+        reasons.append(
+            f"The forgotten samples alone determine {found.leverage_max:.1%} of a direction of θ (largest leverage): "
+            "where a whole class goes, the step at scale 1 usually falls short."
+        )
+    if found.relative_step is not None and found.relative_step > LARGE_STEP:
+        reasons.append(f"The step is {found.relative_step:.2f} times as long as θ: too far for a local model.")
+    if found.gradient_norm is not None and not found.residual:
+        ratio = found.n * found.gradient_norm / max(found.forget_gradient_norm, 1e-300)
+        if ratio > LARGE_RESIDUAL:
+            reasons.append(
+                f"θ* is not stationary: n‖∇L(θ*)‖ is {ratio:.2g} times the gradient that is removed. Train further, "
+                "or pass residual=True."
+            )
+    if found.predicted_change and found.loss_after is not None and found.loss_before is not None:
+        ratio = (found.loss_after - found.loss_before) / found.predicted_change
+        if not 1 / LINEARISATION_FACTOR < ratio < LINEARISATION_FACTOR:
+            reasons.append(
+                f"The loss on the forgotten samples changed {ratio:.2g} times as much as the linear model predicts."
+            )
+    return reasons
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g}"

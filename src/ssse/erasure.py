@@ -1,0 +1,356 @@
+"""The update: one closed-form step away from the samples to forget."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ssse.batches import Batch, join_batches, read_batch, regroup
+from ssse.curvature.artefact import Curvature, JointState
+from ssse.curvature.fit import bind_data
+from ssse.curvature.matrix_free import MatrixFree
+from ssse.curvature.planning import human_bytes, memory_budget
+from ssse.curvature.structure import LeftOut
+from ssse.diagnostics import Diagnostics, judge
+from ssse.errors import DoesNotFit, InvalidData, InvalidSetting, ModelMismatch, Refused
+from ssse.fingerprint import Fingerprint
+from ssse.losses import LossLike
+from ssse.problem import Problem
+from ssse.rows import HeldRows, StackedRows
+from ssse.sampling import Measured, measure, measure_held
+
+POLICIES = ("rebase", "joint")
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The samples to forget, seen at the θ* that the curvature belongs to."""
+
+    problem: Problem
+    curvature: Curvature
+    batches: list[Batch]
+    count: int
+
+    def rows(self) -> Iterator[HeldRows]:
+        """Their rows, computed anew; for conjugate gradients they are not formed."""
+        for rows, _ in self._measured():
+            yield rows
+
+    def measured(self) -> tuple[StackedRows, Tensor, float]:
+        """All rows, Σ∇ℓ and Σℓ."""
+        parts, sums = [], []
+        for rows, found in self._measured():
+            parts.append(rows)
+            sums.append(found)
+        gradient = torch.stack([found.gradient for found in sums]).sum(0, dtype=torch.float64)
+        return StackedRows(parts), gradient.to(self.problem.dtype), sum(found.loss for found in sums)
+
+    def slope(self) -> tuple[Tensor, float]:
+        """Σ∇ℓ and Σℓ alone."""
+        empirical = replace(self.curvature.kind, name="empirical")
+        sums = [measure(self.problem, empirical, batch) for batch in self.batches]
+        gradient = torch.stack([found.gradient for found in sums]).sum(0, dtype=torch.float64)
+        return gradient.to(self.problem.dtype), sum(found.loss for found in sums)
+
+    def _measured(self) -> Iterator[tuple[HeldRows, Measured]]:
+        lazy = isinstance(self.curvature.structure, MatrixFree)
+        for batch in self.batches:
+            if lazy:
+                found = measure(self.problem, self.curvature.kind, batch)
+                yield found.rows, found  # type: ignore[misc]
+            else:
+                yield measure_held(self.problem, self.curvature.kind, batch)
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """One request, answered.
+
+    Attributes:
+        model: a new module; the one passed in is untouched. step: θ̂ − θ, shape (d,).
+        direction: the step at scale 1, from the θ* of the curvature: θ̂(ε) = θ* + ε·direction.
+        diagnostics: numbers, verdict and reasons.
+    """
+
+    model: nn.Module
+    step: Tensor
+    direction: Tensor
+    diagnostics: Diagnostics
+    _request: _Request
+    _after: Curvature
+
+    @cached_property
+    def curvature(self) -> Curvature:
+        """The curvature for the next request, from which the forgotten rows are gone.
+
+        Made when first asked for (it refactorises every block). Until then this object still holds
+        the forgotten samples.
+        """
+        if self._request.curvature.kind.per_batch > 1:
+            raise InvalidSetting(
+                "Rows of mini-batches mix samples, so the forgotten ones cannot leave this curvature. Fit a new one "
+                "on the data that remains, or fit with rows_per_batch=1."
+            )
+        joint = self._after.joint
+        if joint is not None and not joint.leave_out:
+            return self._after  # the joint update over D needs D's curvature as it is
+        return replace(self._after, structure=self._request.curvature.structure.remove(self._request.rows()))
+
+
+def erase(
+    model: nn.Module,
+    curvature: Curvature,
+    loss_fn: LossLike,
+    forget: Iterable[Any],
+    *,
+    scale: float = 1.0,
+    leave_out: bool = True,
+    residual: bool = False,
+    policy: str = "rebase",
+    data: Iterable[Any] | None = None,
+) -> Erasure:
+    """Erase samples from a trained model, from its curvature and those samples alone.
+
+    With M = RᵀR + nλI and g_S = Σ_{i∈S} (∇ℓᵢ(θ*) + wθ*), the new parameters are
+
+        θ̂ = θ* + ε · (M − R_SᵀR_S)⁻¹ g_S        leave_out=True, curvature over D∖S
+        θ̂ = θ* + ε · n/(n−k) · M⁻¹ g_S           leave_out=False, the paper's Definition 3.1
+
+    Args:
+        model: the model as it was when the curvature was fitted, in eval mode.
+        forget: batches of the samples to forget, exactly as they were in the training data.
+        scale: ε.
+        leave_out: subtract the rows of S from the curvature, which needs nothing but S.
+        residual: also correct for θ* not being stationary: g_S − n∇L(θ*) instead of g_S.
+        policy: for streams of requests. "rebase": the erased model becomes the new θ*, and nothing
+            kept can rebuild the old one. "joint": θ* and the sum of removed gradients are kept, so any
+            order and grouping of the same requests gives the same model.
+        data: the training data, for structure="matrix_free" only; the forgotten samples among it.
+
+    Raises:
+        Refused: the step must not be applied; carries the diagnostics. Nothing is changed.
+        ModelMismatch: the model is not the one the curvature belongs to.
+    """
+    started = time.perf_counter()
+    _check_settings(curvature, scale, leave_out, residual, policy)
+    problem = _matching_problem(model, curvature, loss_fn)
+    request = _read_request(problem, curvature, forget)
+    if isinstance(curvature.structure, MatrixFree) and data is not None:
+        bound = bind_data(curvature.structure, request.problem, curvature.kind, data, curvature.group, curvature.n)
+        curvature = replace(curvature, structure=bound)
+
+    rows, gradient, loss = request.measured() if leave_out else (None, *request.slope())
+    origin = request.problem.theta()
+    gradient = gradient + request.count * curvature.weight_decay * origin
+    removed = gradient if curvature.joint is None else gradient + curvature.joint.removed_gradient
+    right = removed - _gradient_sum(curvature) if residual else removed
+    left = _solve(curvature, right, rows, request.count)
+
+    found = Diagnostics(
+        verdict="ok",
+        reasons=(),
+        notes=_notes(curvature, problem, left),
+        k=request.count,
+        n=curvature.n,
+        scale=scale,
+        damping=curvature.damping,
+        leave_out=leave_out,
+        residual=residual,
+        policy=policy,
+        gradient_norm=None if curvature.gradient is None else float(curvature.gradient.norm()),
+        forget_gradient_norm=float(gradient.norm()),
+        leverage_max=_known(float(left.leverages[0])) if leave_out else None,
+        leverage_sum=_known(left.leverage_sum) if leave_out else None,
+        leverages=tuple(left.leverages.tolist()) if leave_out else (),
+        loss_before=loss / request.count,
+    )
+    _refuse_impossible(found, left)
+
+    theta = origin + scale * left.solution
+    step = theta - problem.theta()
+    if not bool(torch.isfinite(theta).all()):
+        raise Refused(_refused(found, "The step is NaN or infinite."))
+    erased = problem.with_theta(theta)
+    loss_after = _mean_loss(Problem(erased, problem.loss, problem.layout.names), request.batches)
+    if not math.isfinite(loss_after):
+        raise Refused(_refused(found, "The erased model's loss on the forgotten samples is NaN or infinite."))
+    data_gradient = gradient - request.count * curvature.weight_decay * origin
+    found = replace(
+        found,
+        step_norm=float(step.norm()),
+        relative_step=float(step.norm() / problem.theta().norm().clamp_min(torch.finfo(step.dtype).tiny)),
+        loss_after=loss_after,
+        predicted_change=float(data_gradient.double() @ (theta - origin).double()) / request.count,
+        seconds=time.perf_counter() - started,
+    )
+    reasons = judge(found) + ([f"{left.note}."] if "not below" in left.note else [])
+    found = replace(found, verdict="caution" if reasons else "ok", reasons=tuple(reasons))
+    after = _curvature_after(curvature, problem, erased, request.count, removed, origin, leave_out, policy)
+    request = replace(request, curvature=curvature)
+    return Erasure(erased, step, left.solution, found, request, after)
+
+
+def _check_settings(curvature: Curvature, scale: float, leave_out: bool, residual: bool, policy: str) -> None:
+    if not (math.isfinite(scale) and scale > 0):
+        raise InvalidSetting(f"scale (ε) must be a positive number, not {scale}.")
+    if policy not in POLICIES:
+        raise InvalidSetting(f"policy must be one of {', '.join(POLICIES)}, not {policy!r}.")
+    if leave_out and curvature.kind.per_batch > 1:
+        raise InvalidSetting(
+            f"This curvature has one row per mini-batch of {curvature.kind.per_batch}; a sample's share of such a row "
+            "cannot be subtracted. Pass leave_out=False (the paper's update), or fit with rows_per_batch=1."
+        )
+    if residual and curvature.gradient is None:
+        raise InvalidSetting(
+            "residual=True needs ∇L(θ*), which is not known after a rebase. Fit a new curvature, or use policy='joint'."
+        )
+    if curvature.joint is not None and curvature.joint.leave_out != leave_out:
+        raise InvalidSetting(
+            f"This joint stream was begun with leave_out={curvature.joint.leave_out}; its requests must stay with it."
+        )
+
+
+def _matching_problem(model: nn.Module, curvature: Curvature, loss_fn: LossLike) -> Problem:
+    names = dict(model.named_parameters())
+    missing = [name for name in curvature.layout.names if name not in names]
+    if missing:
+        raise ModelMismatch(f"The model has no parameter '{missing[0]}', which is in the curvature.")
+    problem = Problem(model, loss_fn, curvature.layout.names)
+    curvature.fingerprint.check(problem)
+    if problem.loss.name != curvature.loss:
+        raise ModelMismatch(f"The curvature is of the loss '{curvature.loss}', not of '{problem.loss.name}'.")
+    for tensor in curvature.structure.state().values():
+        if tensor.device != problem.device:
+            raise ModelMismatch(
+                f"The curvature is on {tensor.device}, the model on {problem.device}; move one of them, for instance "
+                f'curvature.to("{problem.device}").'
+            )
+        break
+    return problem
+
+
+def _read_request(problem: Problem, curvature: Curvature, forget: Iterable[Any]) -> _Request:
+    batches = [batch for batch in (read_batch(b, problem.device) for b in forget) if len(batch[1])]
+    if not batches:
+        raise InvalidData("The forget set is empty; there is nothing to erase.")
+    at = problem
+    if curvature.joint is not None:
+        at = Problem(problem.with_theta(curvature.joint.theta), problem.loss, problem.layout.names)
+    at.probe(batches[0])
+    problem.loss = at.loss
+    count = sum(len(batch[1]) for batch in batches)
+    if count >= curvature.n:
+        raise InvalidData(
+            f"The forget set has {count} samples and the curvature stands for {curvature.n}; something must remain."
+        )
+    outputs = at.forward(batches[0][0])[0].shape[1]
+    per_sample = curvature.kind.rows_per_sample(at.loss, outputs)
+    if at.linear is None and not isinstance(curvature.structure, MatrixFree):
+        needed = 2 * count * per_sample * at.layout.dim * (torch.finfo(at.dtype).bits // 8)
+        budget = memory_budget(at.device, None)
+        if needed > budget:
+            raise DoesNotFit(
+                f"The rows of {count} samples need {human_bytes(needed)}, of {human_bytes(budget)} that are free. "
+                "Erase in smaller groups with policy='joint', which gives the same model, or use matrix_free."
+            )
+    return _Request(at, curvature, list(regroup([join_batches(batches)], curvature.group)), count)
+
+
+def _solve(curvature: Curvature, right: Tensor, rows: StackedRows | None, k: int) -> LeftOut:
+    structure = curvature.structure
+    if rows is not None:
+        return structure.leave_out(rows, right)
+    # Definition 3.1: n/(n−k) of the full curvature; a joint stream counts from its first request on.
+    n = curvature.n + (curvature.erased if curvature.joint is not None else 0)
+    solution = structure.solve(right) * (n / (curvature.n - k))
+    return LeftOut(solution, torch.zeros(1), 0.0, "")
+
+
+def _gradient_sum(curvature: Curvature) -> Tensor:
+    """n∇L(θ*) over the data that the gradient was taken of."""
+    assert curvature.gradient is not None
+    n = curvature.n + (curvature.erased if curvature.joint is not None else 0)
+    return n * curvature.gradient
+
+
+def _refuse_impossible(found: Diagnostics, left: LeftOut) -> None:
+    if left.missing:
+        raise Refused(
+            _refused(
+                found,
+                f"{left.missing} of the rows to forget are not among the curvature's rows: those samples were not in "
+                "the training data, or not in this form (other preprocessing, other labels).",
+            )
+        )
+    if left.indefinite:
+        largest = found.leverage_max
+        leverage = "" if largest is None else f" (largest leverage {largest:.4g}, must be below 1)"
+        raise Refused(
+            _refused(
+                found,
+                f"The samples carry more curvature in '{left.where}' than the training data as a whole{leverage}. They "
+                "were not in the training data, not in this form, or the curvature belongs to another θ.",
+            )
+        )
+
+
+def _refused(found: Diagnostics, reason: str) -> Diagnostics:
+    return replace(found, verdict="refused", reasons=(reason,))
+
+
+def _notes(curvature: Curvature, problem: Problem, left: LeftOut) -> tuple[str, ...]:
+    notes = [note for note in curvature.notes if note.startswith("Only ")]
+    if curvature.linear is None:
+        notes.append("The model is not linear in θ: the step is an approximation without a guarantee.")
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in problem.model.modules()):
+        notes.append("BatchNorm's running statistics still contain the forgotten samples.")
+    if isinstance(curvature.structure, MatrixFree):
+        notes.append("The leverage is a lower bound, from the directions that the solver tried.")
+    if left.note:
+        notes.append(left.note + ".")
+    if curvature.gradient is None:
+        notes.append("‖∇L(θ*)‖ is not known after a rebase.")
+    return tuple(notes)
+
+
+def _curvature_after(
+    curvature: Curvature,
+    problem: Problem,
+    erased: nn.Module,
+    k: int,
+    removed: Tensor,
+    origin: Tensor,
+    leave_out: bool,
+    policy: str,
+) -> Curvature:
+    """All of the next curvature but its structure, which is made when asked for."""
+    joint = policy == "joint"
+    return replace(
+        curvature,
+        fingerprint=Fingerprint.of(Problem(erased, problem.loss, problem.layout.names)),
+        n=curvature.n - k,
+        erased=curvature.erased + k,
+        gradient=curvature.gradient if joint else None,
+        mean_loss=None,
+        joint=JointState(origin, removed, leave_out) if joint else None,
+    )
+
+
+def _mean_loss(problem: Problem, batches: list[Batch]) -> float:
+    total = count = 0.0
+    for x, y in batches:
+        z, _ = problem.forward(x)
+        total += float(problem.loss.values(z, y).sum(dtype=torch.float64))
+        count += len(y)
+    return total / count
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

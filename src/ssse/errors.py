@@ -1,0 +1,56 @@
+"""Every error of ours says what was expected, what came, and the repair."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ssse.diagnostics import Diagnostics
+
+
+class SSSEError(Exception):
+    """Base of all errors that this library raises on purpose."""
+
+
+class InvalidModel(SSSEError, ValueError):
+    """The model cannot be used as it is: training mode, dropout, cross-talk between samples, NaN."""
+
+
+class InvalidData(SSSEError, ValueError):
+    """A batch cannot be used: NaN, wrong shape, wrong label, empty, not repeatable."""
+
+
+class InvalidSetting(SSSEError, ValueError):
+    """An argument, or a combination of arguments, has no meaning."""
+
+
+class DoesNotFit(SSSEError, MemoryError):
+    """The pre-flight estimate exceeds the memory budget; the message names what would fit."""
+
+
+class NotPositiveDefinite(SSSEError, ArithmeticError):
+    """A damped Gram matrix has no Cholesky factor."""
+
+
+class PrecisionLost(SSSEError, ArithmeticError):
+    """The working precision is too coarse for this curvature and this damping."""
+
+
+class ModelMismatch(SSSEError, ValueError):
+    """The model is not the one that the curvature was computed for."""
+
+
+class BrokenArtefact(SSSEError, OSError):
+    """A stored curvature is incomplete, altered, or of a newer format."""
+
+
+class Refused(SSSEError):
+    """An erasure that must not be applied. Nothing was changed.
+
+    Attributes:
+        diagnostics: what was measured up to the refusal, with verdict `"refused"` and the reasons.
+    """
+
+    def __init__(self, diagnostics: Diagnostics):
+        self.diagnostics = diagnostics
+        super().__init__("Erasure refused, nothing was changed: " + " ".join(diagnostics.reasons))

@@ -1,0 +1,220 @@
+"""The loss, seen from the model's output z.
+
+Everything the curvature needs of a loss happens in output space, sample by sample:
+
+    gradient   u = ∂ℓ/∂z                             shape (n, c)
+    factor     V with VᵀV = ∂²ℓ/∂z²                  shape (n, r, c)
+    sampled    ∂ℓ/∂z at a label drawn from the model  shape (n, c)
+
+The model's Jacobian J then turns output-space vectors into rows, VJ; it never meets the loss.
+The named losses are negative log-likelihoods of one sample: summed over outputs, not averaged.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import grad, hessian, vmap
+
+from ssse.errors import InvalidData, InvalidSetting
+
+LossLike = str | Callable[[Tensor, Tensor], Tensor]
+
+
+class Loss(ABC):
+    """One sample's data loss ℓ(z, y) and its derivatives in z."""
+
+    name: str
+
+    @abstractmethod
+    def check(self, z: Tensor, y: Tensor) -> None:
+        """Raise InvalidData where y cannot be a label of z."""
+
+    @abstractmethod
+    def values(self, z: Tensor, y: Tensor) -> Tensor:
+        """ℓ of every sample, shape (n,)."""
+
+    @abstractmethod
+    def gradient(self, z: Tensor, y: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def factor(self, z: Tensor, y: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def sampled(self, z: Tensor, uniform: Tensor) -> Tensor:
+        """∂ℓ/∂z at labels drawn from the model with the given uniform numbers, shape (n, c)."""
+
+    def factor_rows(self, outputs: int) -> int:
+        """r, the number of expected rows of one sample."""
+        return outputs
+
+
+class CrossEntropy(Loss):
+    """Softmax: ℓ = −log p_y, y a class index."""
+
+    name = "cross_entropy"
+
+    def check(self, z: Tensor, y: Tensor) -> None:
+        if y.is_floating_point() or y.dim() != 1:
+            raise InvalidData(
+                f"cross_entropy needs one integer class index a sample, shape ({len(z)},); got {y.dtype} of shape "
+                f"{tuple(y.shape)}. For 0/1 attributes use the loss 'binary_cross_entropy'."
+            )
+        low, high = int(y.min()), int(y.max())
+        if low < 0 or high >= z.shape[1]:
+            raise InvalidData(
+                f"Labels must lie in 0 … {z.shape[1] - 1}, the model's {z.shape[1]} outputs; found {low} … {high}."
+            )
+
+    def values(self, z: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(z, y, reduction="none")
+
+    def gradient(self, z: Tensor, y: Tensor) -> Tensor:
+        return z.softmax(1) - F.one_hot(y, z.shape[1]).to(z.dtype)
+
+    def factor(self, z: Tensor, y: Tensor) -> Tensor:
+        p = z.softmax(1)
+        identity = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
+        return p.sqrt()[:, :, None] * (identity - p[:, None, :])  # √p_r (e_r − p)
+
+    def sampled(self, z: Tensor, uniform: Tensor) -> Tensor:
+        p = z.softmax(1)
+        drawn = (p.cumsum(1) < uniform[:, :1]).sum(1).clamp(max=z.shape[1] - 1)
+        return p - F.one_hot(drawn, z.shape[1]).to(z.dtype)
+
+
+class BinaryCrossEntropy(Loss):
+    """Independent logistic attributes on logits: ℓ = −Σ_a log p(y_a), y ∈ {0, 1} per attribute."""
+
+    name = "binary_cross_entropy"
+
+    def check(self, z: Tensor, y: Tensor) -> None:
+        _check_same_shape(z, y, "0/1 value")
+        if not bool(((y == 0) | (y == 1)).all()):
+            raise InvalidData(
+                f"binary_cross_entropy needs labels 0 or 1; found values from {float(y.min()):g} to "
+                f"{float(y.max()):g}. For class indices use the loss 'cross_entropy'."
+            )
+
+    def values(self, z: Tensor, y: Tensor) -> Tensor:
+        target = _like(z, y)
+        return F.binary_cross_entropy_with_logits(z, target, reduction="none").sum(1)
+
+    def gradient(self, z: Tensor, y: Tensor) -> Tensor:
+        return z.sigmoid() - _like(z, y)
+
+    def factor(self, z: Tensor, y: Tensor) -> Tensor:
+        return torch.diag_embed((z.sigmoid() * (-z).sigmoid()).sqrt())
+
+    def sampled(self, z: Tensor, uniform: Tensor) -> Tensor:
+        p = z.sigmoid()
+        return p - (uniform < p).to(z.dtype)
+
+
+class SquaredError(Loss):
+    """ℓ = ½‖z − y‖², the negative log-likelihood of a unit Gaussian (F.mse_loss is 2/c of this)."""
+
+    name = "mse"
+
+    def check(self, z: Tensor, y: Tensor) -> None:
+        _check_same_shape(z, y, "number")
+        if not bool(torch.isfinite(y).all()):
+            raise InvalidData("A target is NaN or infinite. Remove or repair that sample.")
+
+    def values(self, z: Tensor, y: Tensor) -> Tensor:
+        return 0.5 * (z - _like(z, y)).square().sum(1)
+
+    def gradient(self, z: Tensor, y: Tensor) -> Tensor:
+        return z - _like(z, y)
+
+    def factor(self, z: Tensor, y: Tensor) -> Tensor:
+        identity = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
+        return identity.expand(len(z), -1, -1)
+
+    def sampled(self, z: Tensor, uniform: Tensor) -> Tensor:
+        # z − y with y ~ N(z, 1): minus a standard normal, by its inverse distribution function.
+        tiny = torch.finfo(uniform.dtype).eps
+        return -torch.special.ndtri(uniform.clamp(tiny, 1 - tiny))
+
+
+class CustomLoss(Loss):
+    """The user's own function of (model(x), y), differentiated by torch.func on batches of one."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...] | None = None):
+        self.function = function
+        self.shape = shape  # of one sample's output, as the user's function expects it
+        self.name = f"custom:{getattr(function, '__qualname__', type(function).__qualname__)}"
+
+    def _of_one(self, z: Tensor, y: Tensor) -> Tensor:
+        output = z if self.shape is None else z.view(self.shape)
+        return self.function(output[None], y[None]).sum()  # a mean or a sum over one sample is the sample
+
+    def check(self, z: Tensor, y: Tensor) -> None:
+        values = self.values(z, y)
+        if not bool(torch.isfinite(values).all()):
+            raise InvalidData(f"The loss {self.name} is NaN or infinite on a sample.")
+
+    def values(self, z: Tensor, y: Tensor) -> Tensor:
+        return vmap(self._of_one)(z, y)
+
+    def gradient(self, z: Tensor, y: Tensor) -> Tensor:
+        return vmap(grad(self._of_one))(z, y)
+
+    def factor(self, z: Tensor, y: Tensor) -> Tensor:
+        curvature = vmap(hessian(self._of_one))(z, y)
+        values, vectors = torch.linalg.eigh(curvature)
+        top = values.abs().amax().clamp_min(torch.finfo(z.dtype).tiny)
+        if bool((values < -1e-4 * top).any()):
+            raise InvalidSetting(
+                f'rows="expected" needs a loss that is convex in the model\'s output; {self.name} has an output '
+                f'Hessian with eigenvalue {float(values.min()):.3g}. Use rows="empirical".'
+            )
+        return values.clamp_min(0).sqrt()[:, :, None] * vectors.mT
+
+    def sampled(self, z: Tensor, uniform: Tensor) -> Tensor:
+        raise InvalidSetting(
+            f'rows="sampled" draws labels from the model, and {self.name} does not say how. '
+            'Use a named loss, or rows="expected".'
+        )
+
+
+NAMED = {loss.name: loss for loss in (CrossEntropy(), BinaryCrossEntropy(), SquaredError())}
+
+
+def as_loss(loss: LossLike | Loss) -> Loss:
+    """A name, torch's own default cross-entropy, or any callable of (model(x), y)."""
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, str):
+        if loss not in NAMED:
+            raise InvalidSetting(f"Unknown loss {loss!r}; the named ones are {', '.join(NAMED)}.")
+        return NAMED[loss]
+    if loss is F.cross_entropy or _is_plain_cross_entropy(loss):
+        return NAMED["cross_entropy"]
+    if callable(loss):
+        return CustomLoss(loss)
+    raise InvalidSetting(f"The loss must be a name or a function of (model(x), y), not {type(loss).__name__}.")
+
+
+def _is_plain_cross_entropy(loss: object) -> bool:
+    return (
+        type(loss) is nn.CrossEntropyLoss
+        and loss.weight is None
+        and loss.label_smoothing == 0.0
+        and loss.ignore_index < 0
+    )
+
+
+def _like(z: Tensor, y: Tensor) -> Tensor:
+    return y.reshape(z.shape).to(z.dtype)
+
+
+def _check_same_shape(z: Tensor, y: Tensor, what: str) -> None:
+    if y.numel() != z.numel():
+        raise InvalidData(
+            f"Each output needs its {what}: the model returns {tuple(z.shape)}, the labels are {tuple(y.shape)}."
+        )

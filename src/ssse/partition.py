@@ -1,0 +1,120 @@
+"""Parameters → one flat vector θ → blocks of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ssse.errors import InvalidSetting
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and shapes of the parameters that make up θ, in `named_parameters()` order."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def dim(self) -> int:
+        return sum(self.sizes)
+
+    def flatten(self, tensors: Mapping[str, Tensor], lead: int = 0) -> Tensor:
+        """Concatenate along the last dimension, keeping the `lead` leading (sample) dimensions."""
+        return torch.cat([tensors[name].flatten(lead) for name in self.names], dim=-1)
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        parts = vector.split(self.sizes)
+        return {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A set of coordinates of θ, as ranges, whose curvature with all others is taken as zero."""
+
+    name: str
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def size(self) -> int:
+        return sum(stop - start for start, stop in self.ranges)
+
+    def take(self, tensor: Tensor, dim: int = 0) -> Tensor:
+        """The block's coordinates of `tensor` along `dim`; a view where the block is one range."""
+        parts = [tensor.narrow(dim, start, stop - start) for start, stop in self.ranges]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+    def put(self, target: Tensor, values: Tensor) -> None:
+        """Write `values`, ordered as `take` returns them, into `target` along its first dimension."""
+        offset = 0
+        for start, stop in self.ranges:
+            target[start:stop] = values[offset : offset + stop - start]
+            offset += stop - start
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """θ as one linear layer z = Wx (+ b): W (outputs × inputs) row by row, then b."""
+
+    outputs: int
+    inputs: int
+    bias: bool
+
+
+BlockSpec = int | str
+
+
+def make_blocks(layout: Layout, spec: BlockSpec, linear: LinearShape | None) -> tuple[Block, ...]:
+    """Partition θ.
+
+    Args:
+        spec: `"one"` block over everything, one per `"parameter"` tensor, one per `"output"` of a
+            linear layer (its weights and its bias together), or an integer: consecutive blocks of
+            at most that many parameters, as in the paper.
+    """
+    dim = layout.dim
+    if spec == "one":
+        return (Block("all", ((0, dim),)),)
+    if spec == "parameter":
+        starts = _running_sum(layout.sizes)
+        return tuple(
+            Block(name, ((start, start + size),))
+            for name, start, size in zip(layout.names, starts, layout.sizes, strict=True)
+        )
+    if spec == "output":
+        if linear is None:
+            raise InvalidSetting(
+                'blocks="output" needs θ to be one linear layer whose output is the model\'s; here it is not. '
+                'Use blocks="parameter", an integer, or parameters="head".'
+            )
+        return tuple(_output_block(linear, output) for output in range(linear.outputs))
+    if isinstance(spec, int) and not isinstance(spec, bool) and spec > 0:
+        return tuple(
+            Block(f"{start}:{min(start + spec, dim)}", ((start, min(start + spec, dim)),))
+            for start in range(0, dim, spec)
+        )
+    raise InvalidSetting(f'blocks must be "auto", "one", "parameter", "output" or a positive integer, not {spec!r}.')
+
+
+def _output_block(linear: LinearShape, output: int) -> Block:
+    ranges = [(output * linear.inputs, (output + 1) * linear.inputs)]
+    if linear.bias:
+        bias = linear.outputs * linear.inputs + output
+        ranges.append((bias, bias + 1))
+    return Block(f"output {output}", tuple(ranges))
+
+
+def _running_sum(sizes: Iterable[int]) -> list[int]:
+    starts, total = [], 0
+    for size in sizes:
+        starts.append(total)
+        total += size
+    return starts

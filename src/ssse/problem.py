@@ -1,0 +1,232 @@
+"""What the user brings: a trained model, its loss, its data. Checked before the long pass."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from ssse.batches import Batch, Inputs, slice_batch
+from ssse.errors import InvalidData, InvalidModel, InvalidSetting
+from ssse.losses import CustomLoss, Loss, LossLike, as_loss
+from ssse.partition import Layout, LinearShape
+
+ParameterChoice = str | Sequence[str]
+
+
+class Problem:
+    """A model as a function of the flat vector θ, and its loss.
+
+    θ is every parameter with `requires_grad`, or the part of them that `parameters` names; the rest
+    of the model stays as it is. The model itself is never changed.
+
+    Attributes:
+        layout: the parameters in θ. linear: their shape if θ is one linear layer that ends the model
+        (set by `probe`), for then everything has a closed form.
+    """
+
+    def __init__(self, model: nn.Module, loss_fn: LossLike | Loss, parameters: ParameterChoice = "all"):
+        refuse_training_mode(model)
+        self.model = model
+        self.loss = as_loss(loss_fn)
+        self.layout = choose_parameters(model, parameters)
+        self.linear: LinearShape | None = None
+        self._head: nn.Linear | None = None
+        tensors = self.parameters()
+        kinds = {(p.dtype, p.device) for p in tensors.values()}
+        if len(kinds) > 1:
+            raise InvalidModel(
+                "The parameters in θ must share one dtype and device; found "
+                + ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+                + "."
+            )
+        self.dtype, self.device = next(iter(kinds))
+        for name, value in tensors.items():
+            if not bool(torch.isfinite(value).all()):
+                raise InvalidModel(f"Parameter '{name}' holds NaN or infinity; the model did not train properly.")
+
+    def parameters(self) -> dict[str, Tensor]:
+        named = dict(self.model.named_parameters())
+        return {name: named[name].detach() for name in self.layout.names}
+
+    def theta(self) -> Tensor:
+        return self.layout.flatten(self.parameters())
+
+    def with_theta(self, theta: Tensor) -> nn.Module:
+        """A copy of the model with θ replaced."""
+        model = copy.deepcopy(self.model)
+        named = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, value in self.layout.unflatten(theta).items():
+                named[name].copy_(value)
+        return model
+
+    def call(self, parameters: Mapping[str, Tensor], x: Inputs) -> Tensor:
+        """z as a pure function of θ (as named tensors) and x, shape (n, c)."""
+        return _flat_outputs(functional_call(self.model, dict(parameters), *_arguments(x)))
+
+    @torch.no_grad()
+    def forward(self, x: Inputs) -> tuple[Tensor, Tensor | None]:
+        """Outputs z, shape (n, c), and the linear layer's inputs where θ is one."""
+        if self._head is None:
+            return _flat_outputs(self._raw(x)), None
+        seen: list[Tensor] = []
+        handle = self._head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            z = _flat_outputs(self._raw(x))
+        finally:
+            handle.remove()
+        return z, seen[-1]
+
+    def check_outputs(self, z: Tensor, y: Tensor) -> None:
+        if not bool(torch.isfinite(z).all()):
+            raise InvalidData("The model's output is NaN or infinite on a sample; check the inputs' scale.")
+        self.loss.check(z, y)
+
+    def probe(self, batch: Batch) -> None:
+        """Look at the model on one batch: refuse what cannot work, and find out whether it is linear in θ."""
+        x, y = batch
+        floating = x.values() if isinstance(x, dict) else [x]
+        for value in floating:
+            if value.is_floating_point() and value.dtype != self.dtype:
+                raise InvalidData(
+                    f"The inputs are {value.dtype} and the parameters {self.dtype}; cast one of them, "
+                    f"for instance x.to({self.dtype})."
+                )
+        with torch.no_grad():
+            raw = _tensor_output(self._raw(x))
+        if raw.dim() == 0 or len(raw) != len(y):
+            raise InvalidModel(f"{len(y)} samples gave an output of shape {tuple(raw.shape)}; one row each is needed.")
+        if isinstance(self.loss, CustomLoss):
+            self.loss = CustomLoss(self.loss.function, tuple(raw.shape[1:]))
+        elif raw.dim() > 2:
+            raise InvalidModel(
+                f"The named loss '{self.loss.name}' needs outputs of shape (samples, outputs); the model returns "
+                f"{tuple(raw.shape)}. Pass a loss function of your own."
+            )
+        z = _flat_outputs(raw)
+        self.check_outputs(z, y)
+        scale = float(z.abs().max()) + torch.finfo(z.dtype).tiny
+        again, _ = self.forward(x)
+        tolerance = {torch.float64: 1e-9}.get(z.dtype, 5e-3)
+        if float((again - z).abs().max()) > tolerance * scale:
+            raise InvalidModel(
+                "The model returned different outputs for the same batch twice; one sample's gradient is then not "
+                "defined. Look for random layers or noise in forward()."
+            )
+        alone, _ = self.forward(slice_batch(x, slice(0, 1)))
+        if float((alone - z[:1]).abs().max()) > tolerance * scale:
+            raise InvalidModel(
+                "A sample's output depends on the other samples of its batch (batch statistics in forward()?); its "
+                "gradient is then not its own. Use fixed statistics."
+            )
+        self._find_linear(x, z)
+
+    def _find_linear(self, x: Inputs, z: Tensor) -> None:
+        """θ is one nn.Linear, used once, and its output is the model's output."""
+        for name, module in self.model.named_modules():
+            prefix = f"{name}." if name else ""
+            with_bias = self.layout.names == (f"{prefix}weight", f"{prefix}bias")
+            if type(module) is nn.Linear and (with_bias or self.layout.names == (f"{prefix}weight",)):
+                break
+        else:
+            return
+        calls: list[tuple[Any, Any]] = []
+        handle = module.register_forward_hook(lambda _, inputs, output: calls.append((inputs[0], output)))
+        try:
+            with torch.no_grad():
+                out = _flat_outputs(self._raw(x))
+        finally:
+            handle.remove()
+        owners = sum(module.weight is p for m in self.model.modules() for p in m.parameters(recurse=False))
+        if len(calls) == 1 and owners == 1 and calls[0][0].dim() == 2 and torch.equal(calls[0][1], out):
+            self.linear = LinearShape(module.out_features, module.in_features, with_bias)
+            self._head = module
+
+    def _raw(self, x: Inputs) -> Any:
+        args, kwargs = _arguments(x)
+        return self.model(*args, **kwargs)
+
+
+def choose_parameters(model: nn.Module, choice: ParameterChoice) -> Layout:
+    """Names → layout, in `named_parameters()` order; frozen parameters stay out."""
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trainable:
+        raise InvalidModel("No parameter of the model has requires_grad=True, so there is nothing to change.")
+    if choice == "all":
+        names = list(trainable)
+    elif choice == "head":
+        linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        if not linears:
+            raise InvalidSetting('parameters="head" needs a linear layer; the model has none. Name parameters instead.')
+        prefix = f"{linears[-1]}." if linears[-1] else ""
+        names = [name for name in (f"{prefix}weight", f"{prefix}bias") if name in trainable]
+        if not names:
+            raise InvalidModel(f"The last linear layer, '{linears[-1]}', is frozen (requires_grad=False).")
+    elif isinstance(choice, str):
+        raise InvalidSetting(f'parameters must be "all", "head" or a list of names, not {choice!r}.')
+    else:
+        known = dict(model.named_parameters())
+        for name in choice:
+            if name not in trainable:
+                near = difflib.get_close_matches(name, trainable, 1)
+                hint = f" Did you mean '{near[0]}'?" if near else ""
+                raise InvalidSetting(
+                    f"Parameter '{name}' is frozen (requires_grad=False)."
+                    if name in known
+                    else f"The model has no parameter '{name}'.{hint}"
+                )
+        names = [name for name in trainable if name in set(choice)]
+        if not names:
+            raise InvalidSetting("parameters is an empty list; name at least one.")
+    return Layout(tuple(names), tuple(tuple(trainable[name].shape) for name in names))
+
+
+def refuse_training_mode(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        label = f"{type(module).__name__} '{name}'"
+        if isinstance(module, _BatchNorm):
+            if module.training:
+                raise InvalidModel(
+                    f"{label} is in training mode, where one sample's gradient depends on its batch. "
+                    "Call model.eval() first."
+                )
+            if not module.track_running_stats:
+                raise InvalidModel(
+                    f"{label} keeps no running statistics, so even in eval mode one sample's gradient depends on "
+                    "its batch. Train with track_running_stats=True or use another norm."
+                )
+        elif isinstance(module, _DropoutNd) and module.training:
+            raise InvalidModel(f"{label} is in training mode and drops at random. Call model.eval() first.")
+    for name, module in model.named_modules():
+        if module.training:
+            label = f"'{name}'" if name else "as a whole"
+            raise InvalidModel(
+                f"The model ({type(module).__name__}, {label}) is in training mode; curvature and erasure are defined "
+                "for the model as it predicts. Call model.eval() first."
+            )
+
+
+def _arguments(x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return ((), dict(x)) if isinstance(x, dict) else ((x,), {})
+
+
+def _tensor_output(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    raise InvalidModel(f"The model must return a tensor or an object with .logits, not a {type(output).__name__}.")
+
+
+def _flat_outputs(output: Any) -> Tensor:
+    z = _tensor_output(output)
+    return z.reshape(len(z), -1)

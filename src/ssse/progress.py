@@ -1,0 +1,40 @@
+"""A progress bar on long work, where somebody is looking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ssse.batches import Batch
+
+
+def track(batches: Iterable[Batch], total: int | None, text: str, show: bool) -> Iterator[Batch]:
+    """Pass batches on, counting samples on a bar on stderr; silent when stderr is not a terminal."""
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not (show and console.is_terminal),
+    ) as progress:
+        task = progress.add_task(text, total=total)
+        for batch in batches:
+            yield batch
+            progress.advance(task, len(batch[1]))
+
+
+@contextmanager
+def waiting(text: str, show: bool) -> Iterator[None]:
+    """A spinner while something runs that has no steps to count."""
+    console = Console(stderr=True)
+    if not (show and console.is_terminal):
+        yield
+        return
+    with console.status(text):
+        yield
