@@ -344,6 +344,18 @@ def add_lower_product(out: Tensor, left: Tensor, right: Tensor, sign: float = 1.
         out[start:stop, :stop].addmm_(left[:, start:stop].mT, right[:, :stop], alpha=sign)
 
 
+def join_rows(parts: Sequence[HeldRows]) -> HeldRows:
+    """Batches of one kind as one batch, copied together."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    if isinstance(first, LinearRows):
+        features = torch.cat([part.features for part in parts if isinstance(part, LinearRows)])
+        cores = torch.cat([part.cores for part in parts if isinstance(part, LinearRows)])
+        return LinearRows(features, cores, first.shape)
+    return ExplicitRows(torch.cat([part.matrix() for part in parts]))
+
+
 def rows_from_tensors(tensors: dict[str, Tensor], shape: LinearShape | None) -> StackedRows:
     """The inverse of StackedRows.tensors()."""
     parts: dict[int, dict[str, Tensor]] = {}

@@ -31,9 +31,10 @@ class DampedGram:
         Raises:
             NotPositiveDefinite: names the block, its size and the ridge.
         """
-        factor = square.clone()
-        factor.diagonal().add_(ridge)
-        factor, info = torch.linalg.cholesky_ex(factor)  # reads the lower triangle alone
+        diagonal = square.diagonal().clone()
+        square.diagonal().add_(ridge)
+        factor, info = torch.linalg.cholesky_ex(square)  # reads the lower triangle alone
+        square.diagonal().copy_(diagonal)
         if int(info) != 0 or not bool(torch.isfinite(factor.diagonal()).all()):
             raise NotPositiveDefinite(
                 f"Block '{name}' ({len(square)} parameters, nλ = {ridge:.3g}, {square.dtype}) is not positive definite "
@@ -41,8 +42,8 @@ class DampedGram:
             )
         pivots = factor.diagonal().clone()
         factor /= pivots  # scale each column: L D → L
-        square.tril_()
-        square += factor.mT.triu(1)
+        factor.diagonal().zero_()
+        square.tril_().add_(factor.mT)
         return cls(square, pivots, ridge, name)
 
     def half_solve(self, v: Tensor) -> Tensor:

@@ -11,22 +11,35 @@ from ssse.curvature.gram import DampedGram
 from ssse.curvature.structure import Builder, LeftOut, Structure
 from ssse.errors import InvalidData
 from ssse.partition import LinearShape
-from ssse.rows import HeldRows, StackedRows, rows_from_tensors
+from ssse.rows import HeldRows, StackedRows, join_rows, rows_from_tensors
 
 SIGNATURE_LENGTH = 8
+TILE_ROWS = 4096
+TILE_BYTES = {"cpu": 2**29, "cuda": 2**33}
 
 
 class LowRankBuilder(Builder):
-    """Keeps every row; the kernel RRᵀ is made at the end, its lower triangle only."""
+    """Keeps every row, in tiles large enough for fast products; RRᵀ is made at the end, its lower half."""
 
     def __init__(self) -> None:
         self.parts: list[HeldRows] = []
+        self.waiting: list[HeldRows] = []
 
     def add(self, rows: HeldRows) -> None:
-        self.parts.append(rows)
+        self.waiting.append(rows)
+        sample = next(iter(rows.tensors().values()))
+        tile = min(TILE_ROWS, TILE_BYTES[sample.device.type] // (rows.dim * sample.element_size()))
+        if sum(part.count for part in self.waiting) >= tile:
+            self._close_tile()
+
+    def _close_tile(self) -> None:
+        if self.waiting:
+            self.parts.append(join_rows(self.waiting))
+            self.waiting = []
 
     def kernel(self) -> Tensor:
         """RRᵀ on and below the diagonal."""
+        self._close_tile()
         count = sum(part.count for part in self.parts)
         sample = next(iter(self.parts[0].tensors().values()))
         square = torch.zeros(count, count, dtype=sample.dtype, device=sample.device)
@@ -40,7 +53,7 @@ class LowRankBuilder(Builder):
         return square
 
     def build(self, ridge: float) -> LowRank:
-        dual = DampedGram.factorise(self.kernel(), ridge, "rows")
+        dual = DampedGram.factorise(self.kernel(), ridge, "rows")  # closes the last tile
         return LowRank(StackedRows(self.parts), dual, ridge)
 
 
