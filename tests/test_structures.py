@@ -90,6 +90,17 @@ def explicit_rows(sample: problems.Sample, curvature: ssse.Curvature, part=slice
     return make(sample.model, sample.loss, sample.x[part], sample.y[part])
 
 
+def rows_to_forget(sample: problems.Sample, curvature: ssse.Curvature, k: int, size: int = 1000) -> StackedRows:
+    """The first k samples' rows as erase() passes them: lazy for matrix_free, with digests for lowrank."""
+    problem, structure = Problem(sample.model, sample.loss), curvature.structure
+    problem.probe((sample.x, sample.y))
+    batches = list(regroup(sample.part(slice(0, k)), size))
+    if structure.kind == "matrix_free":
+        return StackedRows([measure(problem, curvature.kind, b).rows for b in batches])  # type: ignore[misc]
+    salt = getattr(structure, "salt", None)
+    return StackedRows([measure_held(problem, curvature.kind, b, salt)[0] for b in batches])
+
+
 def vector(dim: int, seed: int = 0) -> Tensor:
     return torch.randn(dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -118,7 +129,10 @@ def test_leaving_out_equals_refitting_on_the_rest(way, sample, kind):
     problem.probe((sample.x, sample.y))
     batch = (sample.x[:k], sample.y[:k])
     lazy = way.structure == "matrix_free"
-    rows = measure(problem, curvature.kind, batch).rows if lazy else measure_held(problem, curvature.kind, batch)[0]
+    salt = getattr(curvature.structure, "salt", None)
+    rows = (
+        measure(problem, curvature.kind, batch).rows if lazy else measure_held(problem, curvature.kind, batch, salt)[0]
+    )
     v = vector(curvature.layout.dim, seed=1)
     left = curvature.structure.leave_out(StackedRows([rows]), v)  # type: ignore[list-item]
     refitted = way.fit(sample, kind, data=sample.part(slice(k, n)), damping=DAMPING * n / (n - k))
@@ -131,10 +145,7 @@ def test_leaving_out_equals_refitting_on_the_rest(way, sample, kind):
 @every_problem
 def test_removing_gives_a_structure_without_those_rows(way, sample):
     curvature, n, k = way.fit(sample), len(sample.x), 6
-    problem = Problem(sample.model, sample.loss)
-    problem.probe((sample.x, sample.y))
-    parts = [measure_held(problem, curvature.kind, b)[0] for b in regroup(sample.part(slice(0, k)), 4)]
-    removed = curvature.structure.remove(iter(parts))
+    removed = curvature.structure.remove(iter(rows_to_forget(sample, curvature, k, size=4).parts))
     refitted = way.fit(sample, data=sample.part(slice(k, n)), damping=DAMPING * n / (n - k))
     v = vector(curvature.layout.dim, seed=2)
     assert_near(removed.solve(v), refitted.structure.solve(v), 1e-8)
@@ -148,7 +159,10 @@ def test_more_rows_than_parameters_can_leave(way, sample):
     problem.probe((sample.x, sample.y))
     lazy = way.structure == "matrix_free"
     batch = (sample.x[:k], sample.y[:k])
-    rows = measure(problem, curvature.kind, batch).rows if lazy else measure_held(problem, curvature.kind, batch)[0]
+    salt = getattr(curvature.structure, "salt", None)
+    rows = (
+        measure(problem, curvature.kind, batch).rows if lazy else measure_held(problem, curvature.kind, batch, salt)[0]
+    )
     v = vector(curvature.layout.dim, seed=3)
     left = curvature.structure.leave_out(StackedRows([rows]), v)  # type: ignore[list-item]
     refitted = way.fit(sample, "expected", data=sample.part(slice(k, n)), damping=DAMPING * n / (n - k))
@@ -213,6 +227,29 @@ def test_what_is_stored_is_what_was_fitted(way, sample, tmp_path):
         assert_near(loaded.solve(v), curvature.solve(v), 1e-12)
 
 
+def test_lowrank_finds_samples_by_what_they_are_and_each_once():
+    sample = problems.linear("cross_entropy")
+    sample.x[1], sample.y[1] = sample.x[0], sample.y[0]  # the same sample twice
+    curvature = Way("lowrank").fit(sample, "expected")
+    twin = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 1)))
+    rest = Way("lowrank").fit(sample, "expected", sample.part(slice(1, None)), DAMPING * 40 / 39)
+    v = vector(curvature.layout.dim, seed=10)
+    assert_near(twin.curvature.structure.solve(v), rest.structure.solve(v), 1e-8)
+    both = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 2)))
+    assert both.curvature.n == 38
+    with pytest.raises(ssse.Refused, match="3 of the rows to forget are not among"):
+        ssse.erase(both.model, both.curvature, sample.loss, sample.part(slice(0, 1)))
+
+
+def test_lowrank_streams_rebase_at_any_distance():
+    """Its rows are found by their sample, not by their value, so a moved θ does not hide them."""
+    sample = problems.mlp()
+    first = ssse.erase(sample.model, Way("lowrank").fit(sample), sample.loss, sample.part(slice(0, 4)))
+    second = ssse.erase(first.model, first.curvature, sample.loss, sample.part(slice(4, 8)))
+    assert second.curvature.n == 22
+    assert second.curvature.structure.rows.count == 22  # type: ignore[attr-defined]
+
+
 def test_recurrence_equals_one_block_equals_all_rows():
     sample = problems.mlp()
     v = vector(sum(p.numel() for p in sample.model.parameters()), seed=8)
@@ -234,9 +271,7 @@ def test_truncated_rows_keep_the_leading_directions(sample, rank):
     kept = projector @ rows.T @ rows @ projector
     assert_near(curvature.structure.solve(v), torch.linalg.solve(kept + ridge, v), 1e-8)
     gone = projector @ rows[:k].T @ rows[:k] @ projector
-    problem = Problem(sample.model, sample.loss)
-    problem.probe((sample.x, sample.y))
-    held = StackedRows([measure_held(problem, curvature.kind, (sample.x[:k], sample.y[:k]))[0]])
+    held = rows_to_forget(sample, curvature, k)
     wanted = torch.linalg.solve(kept - gone + ridge, v)
     assert_near(curvature.structure.leave_out(held, v).solution, wanted, 1e-8)
     assert_near(curvature.structure.remove([held]).solve(v), wanted, 1e-8)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ssse.batches import Batch, join_batches, read_batch, regroup
 from ssse.curvature.artefact import Curvature, JointState
 from ssse.curvature.fit import bind_data
+from ssse.curvature.lowrank import LowRank
 from ssse.curvature.matrix_free import MatrixFree
 from ssse.curvature.planning import human_bytes, memory_budget
 from ssse.curvature.structure import LeftOut
@@ -60,13 +61,14 @@ class _Request:
         return gradient.to(self.problem.dtype), sum(found.loss for found in sums)
 
     def _measured(self) -> Iterator[tuple[HeldRows, Measured]]:
-        lazy = isinstance(self.curvature.structure, MatrixFree)
+        structure = self.curvature.structure
+        salt = structure.salt if isinstance(structure, LowRank) else None
         for batch in self.batches:
-            if lazy:
+            if isinstance(structure, MatrixFree):
                 found = measure(self.problem, self.curvature.kind, batch)
                 yield found.rows, found  # type: ignore[misc]
             else:
-                yield measure_held(self.problem, self.curvature.kind, batch)
+                yield measure_held(self.problem, self.curvature.kind, batch, salt)
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ def erase(
         leverages=tuple(left.leverages.tolist()) if leave_out else (),
         loss_before=loss / request.count,
     )
-    _refuse_impossible(found, left)
+    _refuse_impossible(found, left, curvature)
 
     theta = origin + scale * left.solution
     step = theta - problem.theta()
@@ -280,23 +282,26 @@ def _gradient_sum(curvature: Curvature) -> Tensor:
     return n * curvature.gradient
 
 
-def _refuse_impossible(found: Diagnostics, left: LeftOut) -> None:
+def _refuse_impossible(found: Diagnostics, left: LeftOut, curvature: Curvature) -> None:
     if left.missing:
         raise Refused(
             _refused(
                 found,
                 f"{left.missing} of the rows to forget are not among the curvature's rows: those samples were not in "
-                "the training data, or not in this form (other preprocessing, other labels).",
+                "the training data, not bit for bit in this form (other preprocessing, other labels), or are erased "
+                "already.",
             )
         )
     if left.indefinite:
         largest = found.leverage_max
         leverage = "" if largest is None else f" (largest leverage {largest:.4g}, must be below 1)"
+        drifted = curvature.erased > 0 and curvature.joint is None
+        stream = " Since this model was rebased, its rows have moved from those stored: fit a new curvature." * drifted
         raise Refused(
             _refused(
                 found,
                 f"The samples carry more curvature in '{left.where}' than the training data as a whole{leverage}. They "
-                "were not in the training data, not in this form, or the curvature belongs to another θ.",
+                f"were not in the training data, not in this form, or the curvature belongs to another θ.{stream}",
             )
         )
 

@@ -41,7 +41,13 @@ class Rows(ABC):
 
 
 class HeldRows(Rows):
-    """Rows whose numbers are in memory, as the structures take them in."""
+    """Rows whose numbers are in memory, as the structures take them in.
+
+    Attributes:
+        digests: which sample each row is of, shape (m,), where somebody has to find it again.
+    """
+
+    digests: Tensor | None
 
     @abstractmethod
     def matrix(self) -> Tensor:
@@ -78,6 +84,7 @@ class HeldRows(Rows):
 @dataclass
 class ExplicitRows(HeldRows):
     values: Tensor
+    digests: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.count, self.dim = self.values.shape
@@ -105,13 +112,13 @@ class ExplicitRows(HeldRows):
         return self.values.square().sum(0)
 
     def select(self, keep: Tensor) -> ExplicitRows:
-        return ExplicitRows(self.values[keep])
+        return ExplicitRows(self.values[keep], None if self.digests is None else self.digests[keep])
 
     def to(self, where: torch.dtype | torch.device) -> ExplicitRows:
-        return ExplicitRows(self.values.to(where))
+        return ExplicitRows(self.values.to(where), self.digests)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"values": self.values}
+        return {"values": self.values} | ({} if self.digests is None else {"digests": self.digests})
 
 
 @dataclass
@@ -125,6 +132,7 @@ class LinearRows(HeldRows):
     features: Tensor  # (n, p) or (n, p+1)
     cores: Tensor  # (n, r, c)
     shape: LinearShape
+    digests: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.count = self.cores.shape[0] * self.cores.shape[1]
@@ -196,13 +204,15 @@ class LinearRows(HeldRows):
         """Keeping part of a sample's rows splits it into samples of one row each."""
         n, r, c = self.cores.shape
         samples = torch.div(keep, r, rounding_mode="floor")
-        return LinearRows(self.features[samples], self.cores.reshape(n * r, 1, c)[keep], self.shape)
+        digests = None if self.digests is None else self.digests[keep]
+        return LinearRows(self.features[samples], self.cores.reshape(n * r, 1, c)[keep], self.shape, digests)
 
     def to(self, where: torch.dtype | torch.device) -> LinearRows:
-        return LinearRows(self.features.to(where), self.cores.to(where), self.shape)
+        return LinearRows(self.features.to(where), self.cores.to(where), self.shape, self.digests)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"features": self.features, "cores": self.cores}
+        tensors = {"features": self.features, "cores": self.cores}
+        return tensors | ({} if self.digests is None else {"digests": self.digests})
 
     def _as_layer(self, v: Tensor) -> Tensor:
         """θ-shaped columns (d, q) → (c, p̃, q), the bias as the last input."""
@@ -251,6 +261,7 @@ class StackedRows(HeldRows):
     def __post_init__(self) -> None:
         self.count = sum(part.count for part in self.parts)
         self.dim = self.parts[0].dim
+        self.digests = join_digests(self.parts)
 
     def times(self, v: Tensor) -> Tensor:
         return torch.cat([part.times(v) for part in self.parts])
@@ -352,8 +363,13 @@ def join_rows(parts: Sequence[HeldRows]) -> HeldRows:
     if isinstance(first, LinearRows):
         features = torch.cat([part.features for part in parts if isinstance(part, LinearRows)])
         cores = torch.cat([part.cores for part in parts if isinstance(part, LinearRows)])
-        return LinearRows(features, cores, first.shape)
-    return ExplicitRows(torch.cat([part.matrix() for part in parts]))
+        return LinearRows(features, cores, first.shape, join_digests(parts))
+    return ExplicitRows(torch.cat([part.matrix() for part in parts]), join_digests(parts))
+
+
+def join_digests(parts: Sequence[HeldRows]) -> Tensor | None:
+    known = [part.digests for part in parts if getattr(part, "digests", None) is not None]
+    return torch.cat(known) if len(known) == len(parts) else None  # type: ignore[arg-type]
 
 
 def rows_from_tensors(tensors: dict[str, Tensor], shape: LinearShape | None) -> StackedRows:
@@ -366,8 +382,8 @@ def rows_from_tensors(tensors: dict[str, Tensor], shape: LinearShape | None) -> 
     for index in sorted(parts):
         part = parts[index]
         if "values" in part:
-            held.append(ExplicitRows(part["values"]))
+            held.append(ExplicitRows(part["values"], part.get("digests")))
         else:
             assert shape is not None
-            held.append(LinearRows(part["features"], part["cores"], shape))
+            held.append(LinearRows(part["features"], part["cores"], shape, part.get("digests")))
     return StackedRows(held)

@@ -80,11 +80,12 @@ def measure(problem: Problem, kind: RowKind, batch: Batch) -> Measured:
     return Measured(rows, _total_loss(problem, z, y), gradient, len(y))
 
 
-def measure_held(problem: Problem, kind: RowKind, batch: Batch) -> tuple[HeldRows, Measured]:
+def measure_held(problem: Problem, kind: RowKind, batch: Batch, salt: bytes | None = None) -> tuple[HeldRows, Measured]:
     """One batch with its rows in memory, as a structure takes them in.
 
     The empirical rows of a network are its per-sample gradients, so their sum is the batch's and
-    costs nothing more. Consecutive samples are joined where the kind asks for mini-batches.
+    costs nothing more. Consecutive samples are joined where the kind asks for mini-batches. With a
+    salt, each row carries a digest of its sample.
     """
     if problem.linear is not None or kind.name != "empirical":
         measured = measure(problem, kind, batch)
@@ -96,7 +97,29 @@ def measure_held(problem: Problem, kind: RowKind, batch: Batch) -> tuple[HeldRow
         problem.check_outputs(z, y)
         held = NetworkRows(problem, x, kind.cores(problem.loss, z, y, x)).explicit()
         measured = Measured(held, _total_loss(problem, z, y), held.values.sum(0), len(y))
-    return (_join(held, kind.per_batch) if kind.per_batch > 1 else held), measured
+    if kind.per_batch > 1:
+        return _join(held, kind.per_batch), measured
+    if salt is not None:
+        digests = torch.from_numpy(digest_samples(batch, salt).view(np.int64))
+        held.digests = digests.repeat_interleave(held.count // len(digests))
+    return held, measured
+
+
+def digest_samples(batch: Batch, salt: bytes) -> np.ndarray:
+    """64 bits of a keyed hash of each sample's inputs and label."""
+    x, y = batch
+    entries = {**x, "": y} if isinstance(x, dict) else {"x": x, "": y}
+    return _hash_lines([bytes_of(entries[key]) for key in sorted(entries)], salt)
+
+
+def _hash_lines(columns: list[np.ndarray], key: bytes) -> np.ndarray:
+    digests = np.empty(len(columns[0]), dtype=np.uint64)
+    for i in range(len(digests)):
+        hasher = hashlib.blake2b(digest_size=8, key=key)
+        for column in columns:
+            hasher.update(column[i])
+        digests[i] = int.from_bytes(hasher.digest(), "little")
+    return digests
 
 
 def _make_rows(problem: Problem, x: Inputs, features: Tensor | None, cores: Tensor) -> LinearRows | NetworkRows:
@@ -123,14 +146,7 @@ def uniforms_of_samples(x: Inputs, count: int, seed: int) -> np.ndarray:
     whatever batch it comes, and its row can be subtracted again.
     """
     entries = [x[key] for key in sorted(x)] if isinstance(x, dict) else [x]
-    as_bytes = [bytes_of(value) for value in entries]
-    key = seed.to_bytes(8, "little", signed=True)
-    digests = np.empty(len(as_bytes[0]), dtype=np.uint64)
-    for i in range(len(digests)):
-        hasher = hashlib.blake2b(digest_size=8, key=key)
-        for entry in as_bytes:
-            hasher.update(entry[i])
-        digests[i] = int.from_bytes(hasher.digest(), "little")
+    digests = _hash_lines([bytes_of(value) for value in entries], seed.to_bytes(8, "little", signed=True))
     # splitmix64 stretches one 64-bit digest to as many numbers as there are outputs
     state = digests[:, None] + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -20,6 +20,7 @@ from ssse.curvature.recurrence import RecurrenceBuilder
 from ssse.curvature.structure import Builder, Structure
 from ssse.curvature.truncated import TruncatedBuilder
 from ssse.errors import InvalidData, InvalidSetting, PrecisionLost
+from ssse.fingerprint import Fingerprint
 from ssse.partition import make_blocks
 from ssse.problem import Problem
 from ssse.progress import track, waiting
@@ -103,10 +104,12 @@ def fit_structure(
     if plan.structure == "matrix_free":
         budget_bytes = memory_budget(problem.device, budget)
         return _fit_matrix_free(problem, data, tracked, plan, damping, iteration or Iteration(), budget_bytes)
-    builder = _make_builder(problem, plan, total, damping)
+    # Rows that are kept are found again by their sample; the salt ties those digests to this model.
+    salt = bytes.fromhex(Fingerprint.of(problem).theta)[:16] if plan.structure == "lowrank" else None
+    builder = _make_builder(problem, plan, total, damping, salt)
     sums, probe = Sums(), None
     for batch in tracked:
-        rows, measured = measure_held(problem, plan.kind, batch)
+        rows, measured = measure_held(problem, plan.kind, batch, salt)
         builder.add(rows)
         sums.add(measured)
         probe = measured.gradient if probe is None else probe
@@ -150,12 +153,12 @@ def bind_data(
     return structure.bound((lambda: held) if held else source)
 
 
-def _make_builder(problem: Problem, plan: Plan, n: int | None, damping: float) -> Builder:
+def _make_builder(problem: Problem, plan: Plan, n: int | None, damping: float, salt: bytes | None) -> Builder:
     dim, device = problem.layout.dim, problem.device
     if plan.structure == "dense":
         return DenseBuilder(plan.blocks, plan.dtype, device)
     if plan.structure == "lowrank":
-        return TruncatedBuilder(plan.rank) if plan.rank else LowRankBuilder()
+        return TruncatedBuilder(plan.rank) if plan.rank else LowRankBuilder(salt or b"")
     if plan.structure == "diagonal":
         return DiagonalBuilder(dim, plan.dtype, device)
     if plan.structure == "recurrence" and n is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
@@ -9,11 +10,10 @@ from torch import Tensor
 
 from ssse.curvature.gram import DampedGram
 from ssse.curvature.structure import Builder, LeftOut, Structure
-from ssse.errors import InvalidData
+from ssse.errors import InvalidData, InvalidSetting
 from ssse.partition import LinearShape
 from ssse.rows import HeldRows, StackedRows, join_rows, rows_from_tensors
 
-SIGNATURE_LENGTH = 8
 TILE_ROWS = 4096
 TILE_BYTES = {"cpu": 2**29, "cuda": 2**33}
 
@@ -21,7 +21,8 @@ TILE_BYTES = {"cpu": 2**29, "cuda": 2**33}
 class LowRankBuilder(Builder):
     """Keeps every row, in tiles large enough for fast products; RRᵀ is made at the end, its lower half."""
 
-    def __init__(self) -> None:
+    def __init__(self, salt: bytes = b"") -> None:
+        self.salt = salt
         self.parts: list[HeldRows] = []
         self.waiting: list[HeldRows] = []
 
@@ -54,22 +55,21 @@ class LowRankBuilder(Builder):
 
     def build(self, ridge: float) -> LowRank:
         dual = DampedGram.factorise(self.kernel(), ridge, "rows")  # closes the last tile
-        return LowRank(StackedRows(self.parts), dual, ridge)
+        return LowRank(StackedRows(self.parts), dual, ridge, self.salt)
 
 
 class LowRank(Structure):
     """M⁻¹ = (I − Rᵀ(RRᵀ + ridge·I)⁻¹R) / ridge, the dual form.
 
-    Rows are left out by leaving them out: those of S are found again among the stored ones by a few
-    random projections, so a sample that was never in the curvature is noticed with certainty.
+    Rows are left out by leaving them out: those of S are found again among the stored ones by a keyed
+    digest of their sample, so a sample that was never in the curvature is noticed with certainty.
     With A = RRᵀ + ridge·I the leverages of S are exactly I − ridge·(A⁻¹)_SS.
     """
 
     kind = "lowrank"
 
-    def __init__(self, rows: StackedRows, dual: DampedGram, ridge: float):
-        self.rows, self.dual, self.ridge = rows, dual, ridge
-        self._signatures: Tensor | None = None
+    def __init__(self, rows: StackedRows, dual: DampedGram, ridge: float, salt: bytes):
+        self.rows, self.dual, self.ridge, self.salt = rows, dual, ridge, salt
 
     def solve(self, v: Tensor) -> Tensor:
         return self._refined(v, self._dual_solve, lambda x: self.rows.transposed_times(self.rows.times(x)))
@@ -112,13 +112,14 @@ class LowRank(Structure):
         keep[index] = False
         kept = keep.nonzero()[:, 0]
         square = self.dual.gram()[kept][:, kept]
-        return LowRank(self.rows.select(kept), DampedGram.factorise(square, self.ridge, "rows"), self.ridge)
+        dual = DampedGram.factorise(square, self.ridge, "rows")
+        return LowRank(self.rows.select(kept), dual, self.ridge, self.salt)
 
     def with_ridge(self, ridge: float) -> LowRank:
-        return LowRank(self.rows, self.dual.with_ridge(ridge), ridge)
+        return LowRank(self.rows, self.dual.with_ridge(ridge), ridge, self.salt)
 
     def merged(self, other: LowRank, ridge: float) -> LowRank:
-        builder = LowRankBuilder()
+        builder = LowRankBuilder(self.salt)
         builder.parts = [*self.rows.parts, *other.rows.parts]
         return builder.build(ridge)
 
@@ -133,10 +134,14 @@ class LowRank(Structure):
         cls, state: dict[str, Tensor], settings: dict, ridge: float, shape: LinearShape | None = None
     ) -> LowRank:
         rows = rows_from_tensors({k: v for k, v in state.items() if not k.startswith("dual.")}, shape)
-        return cls(rows, DampedGram(state["dual.square"], state["dual.pivots"], ridge, "rows"), ridge)
+        dual = DampedGram(state["dual.square"], state["dual.pivots"], ridge, "rows")
+        return cls(rows, dual, ridge, bytes.fromhex(settings["salt"]))
+
+    def settings(self) -> dict[str, object]:
+        return {"salt": self.salt.hex()}
 
     def to(self, device: torch.device) -> LowRank:
-        return LowRank(self.rows.to(device), self.dual.to(device), self.ridge)
+        return LowRank(self.rows.to(device), self.dual.to(device), self.ridge, self.salt)
 
     def _dual_solve(self, b: Tensor) -> Tensor:
         return self.dual.solve(b[:, None])[:, 0]
@@ -151,39 +156,23 @@ class LowRank(Structure):
         return x + once(v - product(x) - self.ridge * x)
 
     def _find(self, rows: HeldRows) -> tuple[Tensor, int]:
-        """Index of each given row among the stored ones, and how many have none."""
-        if self._signatures is None:
-            self._signatures = _signatures(self.rows)
-        wanted, stored = _signatures(rows), self._signatures
-        coarse = 1e-2 if next(iter(rows.tensors().values())).dtype != torch.float64 else 1e-6
-        limit = coarse * wanted.norm(dim=1) + 0.1 * coarse * stored.square().sum(1).mean().sqrt()
-        used = torch.zeros(len(stored), dtype=torch.bool, device=stored.device)
-        found: list[Tensor] = []
-        missing = 0
-        for part, bound in zip(wanted.split(512), limit.split(512), strict=True):
-            distance = torch.cdist(part, stored)
-            nearest = distance.argmin(1)
-            if bool(used[nearest].any()) or len(nearest.unique()) < len(nearest):
-                nearest = _one_to_one(distance, used)
-            used[nearest] = True
-            missing += int((distance.gather(1, nearest[:, None])[:, 0] > bound).sum())
-            found.append(nearest)
-        return torch.cat(found), missing
+        """Index of each given row among the stored ones, and how many have none.
+
+        By the digest of its sample, so that it is found at any θ; equal samples count once each.
+        """
+        places: dict[int, list[int]] = defaultdict(list)
+        for place, digest in enumerate(_digest_list(self.rows)):
+            places[digest].append(place)
+        found, missing = [], 0
+        for digest in _digest_list(rows):
+            if places[digest]:
+                found.append(places[digest].pop(0))
+            else:
+                missing += 1
+        return torch.tensor(found, dtype=torch.long, device=self.dual.square.device), missing
 
 
-def _one_to_one(distance: Tensor, used: Tensor) -> Tensor:
-    """Nearest unused row for each, in turn: equal rows are as good as each other, but each counts once."""
-    used = used.clone()
-    chosen = []
-    for row in distance:
-        best = row.masked_fill(used, torch.inf).argmin()
-        used[best] = True
-        chosen.append(best)
-    return torch.stack(chosen)
-
-
-def _signatures(rows: HeldRows) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    directions = torch.randn(rows.dim, SIGNATURE_LENGTH, generator=generator, dtype=torch.float64)
-    sample = next(iter(rows.tensors().values()))
-    return rows.times(directions.to(sample)).double()
+def _digest_list(rows: HeldRows) -> list[int]:
+    if rows.digests is None:
+        raise InvalidSetting("These rows do not say which samples they are of, so none can be left out.")
+    return rows.digests.tolist()
