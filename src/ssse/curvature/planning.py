@@ -63,7 +63,7 @@ class Plan:
         what = ", ".join(part for part in (self.structure, shape, rank) if part)
         return (
             f"{self.kind.name} rows{per}, {what}, {str(self.dtype).removeprefix('torch.')}: "
-            f"{human_bytes(self.fit_bytes)} to fit, {human_bytes(self.artefact_bytes)} on disk, about "
+            f"{human_bytes(self.fit_bytes)} to fit, {human_bytes(self.artefact_bytes)} on disk, "
             f"{human_seconds(self.seconds)} of arithmetic"
         )
 
@@ -270,7 +270,7 @@ def human_bytes(count: float) -> str:
 
 def human_seconds(seconds: float) -> str:
     if seconds < 1:
-        return "less than a second"
+        return "under a second"
     if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+        return f"about {seconds:.0f} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 7200 else f"about {seconds / 3600:.1f} h"

@@ -1,0 +1,31 @@
+"""Forget samples by moving only the last layer of a network: cheap, and often enough for a whole class."""
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+import ssse
+
+torch.manual_seed(0)
+x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
+x = (x / 16).float()
+model = nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 10))
+optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=1e-3)
+for _ in range(300):
+    optimiser.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimiser.step()
+model.eval()
+
+curvature = ssse.Curvature.fit(model, "cross_entropy", [(x, y)], damping=1e-4, parameters="head")
+print(curvature)
+
+nines = y == 9
+erasure = ssse.erase(model, curvature, "cross_entropy", [(x[nines], y[nines])])
+print(erasure.diagnostics)
+with torch.no_grad():
+    for name, candidate in (("before", model), ("after", erasure.model)):
+        right = candidate(x).argmax(1) == y
+        print(
+            f"{name}: {100 * right[nines].float().mean():.1f} % of the nines, {100 * right[~nines].float().mean():.1f} % of the rest"
+        )
