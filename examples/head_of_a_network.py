@@ -26,6 +26,5 @@ print(erasure.diagnostics)
 with torch.no_grad():
     for name, candidate in (("before", model), ("after", erasure.model)):
         right = candidate(x).argmax(1) == y
-        print(
-            f"{name}: {100 * right[nines].float().mean():.1f} % of the nines, {100 * right[~nines].float().mean():.1f} % of the rest"
-        )
+        of_nines, of_rest = (100 * float(right[part].float().mean()) for part in (nines, ~nines))
+        print(f"{name}: {of_nines:.1f} % of the nines right, {of_rest:.1f} % of the rest")

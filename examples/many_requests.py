@@ -32,8 +32,7 @@ for request in range(20):
     current, left = erasure.model, erasure.curvature
 together = ssse.erase(model, curvature, "binary_cross_entropy", [(x[:40], y[:40])], policy="joint")
 
-difference = max(
-    float((a - b).detach().abs().max()) for a, b in zip(current.parameters(), together.model.parameters(), strict=True)
-)
+pairs = zip(current.parameters(), together.model.parameters(), strict=True)
+difference = max(float((a - b).detach().abs().max()) for a, b in pairs)
 print(f"20 requests one by one: {left}")
 print(f"largest difference to one request of all 40 samples: {difference:.1e}")

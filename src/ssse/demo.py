@@ -104,8 +104,8 @@ MEANING = (
     "D∖S: training samples that stay; S: those to forget; T_a: test samples of their class; T∖T_a: the other test "
     "samples.",
     "Distance: ‖θ − θ_retrained‖, over that of the original model: 1 is nothing erased, 0 is retrained.",
-    "Each erasure is one closed-form step that saw only the curvature and the samples to forget; retraining saw all the "
-    "data that stays. The second request went on from the first one's model and curvature.",
+    "Each erasure is one closed-form step that saw only the curvature and the samples to forget; retraining saw all "
+    "the data that stays. The second request went on from the first one's model and curvature.",
 )
 
 
