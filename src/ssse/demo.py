@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from sklearn.datasets import load_digits
@@ -110,7 +111,7 @@ MEANING = (
 
 
 def main(page: Path) -> None:
-    console = Console(record=True, width=100)
+    console = Console(record=True, width=100, highlight=False)
     digits = Digits.load()
     n = len(digits.y)
     console.print(f"Softmax regression on {n} images of digits, {len(digits.test_y)} held out.\n")
@@ -145,7 +146,8 @@ def answer(
     batch = [(digits.x[forget], digits.y[forget])]
     erasure, erasing = timed(lambda: ssse.erase(before, curvature, "cross_entropy", batch))
     retrained, retraining = timed(lambda: train(digits.x[keep], digits.y[keep]))
-    table = Table(title=f"Forget {request.words}: {len(forget)} of {total} samples")
+    title = f"Forget {request.words}: {len(forget)} of {total} samples"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for name in ("model", *(f"{split} %" for split in SPLITS), "distance", "seconds"):
         table.add_column(name, justify="left" if name == "model" else "right")
     name = "original" if before is original else "before this request"

@@ -77,8 +77,8 @@ def judge(found: Diagnostics) -> list[str]:
     reasons = []
     if found.k > LARGE_FRACTION * found.n:
         reasons.append(
-            f"{found.k / found.n:.1%} of the training data is forgotten at once, more than the {LARGE_FRACTION:.0%} up to "
-            "which one step is vouched for."
+            f"{found.k / found.n:.1%} of the training data is forgotten at once, more than the "
+            f"{LARGE_FRACTION:.0%} up to which one step is vouched for."
         )
     if found.leverage_max is not None and found.leverage_max > LARGE_LEVERAGE:
         reasons.append(
