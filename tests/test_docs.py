@@ -36,7 +36,7 @@ def test_examples_run(example, tmp_path):
 
 
 def test_the_readmes_demo_numbers_are_the_demos(tmp_path):
-    lines = [line.strip() for line in output.splitlines()]
+    lines = [line.strip() for line in run("-m", "ssse.demo", folder=tmp_path).splitlines()]
     printed = [line for line in lines if re.match(r"(original|erased|retrained|before this request)  ", line)]
     numbers = [re.findall(r"\d+\.\d+", line)[:5] for line in printed]  # the sixth is seconds
     readme = (ROOT / "README.md").read_text()
