@@ -82,9 +82,10 @@ def regroup(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
 
 def count_samples(data: Any) -> int | None:
     """How many samples an iterable of batches holds, where that can be known without reading it all."""
-    dataset = getattr(data, "dataset", None)
-    if dataset is not None and hasattr(dataset, "__len__"):
-        return len(dataset)
+    for holder in ("sampler", "dataset"):  # a sampler may take a part of the data set only
+        held = getattr(data, holder, None)
+        if held is not None and hasattr(held, "__len__"):
+            return len(held)
     if isinstance(data, (list, tuple)):
         try:
             return sum(batch_length(read_batch(batch, torch.device("cpu"))[0]) for batch in data)
@@ -115,7 +116,10 @@ def _same(a: Any, b: Any) -> bool:
         return all(_same(a[key], b[key]) for key in a)
     if isinstance(a, (tuple, list)):
         return len(a) == len(b) and all(_same(p, q) for p, q in zip(a, b, strict=True))
-    p, q = torch.as_tensor(a), torch.as_tensor(b)
+    try:
+        p, q = torch.as_tensor(a), torch.as_tensor(b)
+    except (TypeError, ValueError, RuntimeError):
+        return True  # not numbers yet; the collated batches are checked when they come
     return p.shape == q.shape and bool(((p == q) | ((p != p) & (q != q))).all())
 
 

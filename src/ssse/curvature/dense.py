@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ssse.curvature.gram import DampedGram
+from ssse.curvature.gram import DampedGram, symmetric_product
 from ssse.curvature.structure import Builder, LeftOut, Structure, close_gap
 from ssse.errors import NotPositiveDefinite
 from ssse.partition import Block
@@ -161,7 +161,6 @@ def _largest_leverage(gram: DampedGram, removed: Tensor, steps: int = 30) -> Ten
     value = 0.0
     for _ in range(steps):
         y = gram.half_solve_transposed(x / x.norm())
-        y = removed @ y + removed.mT @ y - removed.diagonal()[:, None] * y
-        x = gram.half_solve(y)
+        x = gram.half_solve(symmetric_product(removed, y))
         value = float(x.norm())
     return torch.tensor([value], dtype=torch.float64)

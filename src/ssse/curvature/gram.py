@@ -72,7 +72,21 @@ class DampedGram:
     def solve_error(self, v: Tensor) -> float:
         """Relative error of `solve(v)`, measured by one step of refinement with a float64 residual."""
         x = self.solve(v[:, None]).double()
-        lower = self.square.tril().double()
-        product = lower @ x + lower.mT @ x - lower.diagonal()[:, None] * x + self.ridge * x
+        product = symmetric_product(self.square, x) + self.ridge * x
         correction = self.solve((v[:, None].double() - product).to(v.dtype)).double()
         return float(correction.norm() / x.norm().clamp_min(torch.finfo(torch.float64).tiny))
+
+
+def symmetric_product(lower: Tensor, x: Tensor, strip: int = 1024) -> Tensor:
+    """G x in the precision of x, G symmetric and given by its lower triangle; what lies above is not read.
+
+    By strips, so that a change of precision needs memory for one strip only.
+    """
+    out = torch.zeros_like(x)
+    for start in range(0, len(lower), strip):
+        stop = min(start + strip, len(lower))
+        left = lower[start:stop, :start].to(x.dtype)
+        corner = lower[start:stop, start:stop].to(x.dtype).tril()
+        out[start:stop] += left @ x[:start] + corner @ x[start:stop] + corner.tril(-1).mT @ x[start:stop]
+        out[:start] += left.mT @ x[start:stop]
+    return out

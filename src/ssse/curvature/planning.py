@@ -122,6 +122,8 @@ def _check_wanted(wanted: Wanted, n: int | None) -> None:
         raise InvalidSetting(f"structure must be 'auto' or one of {', '.join(STRUCTURES)}, not {wanted.structure!r}.")
     if wanted.rank is not None and wanted.structure != "lowrank":
         raise InvalidSetting('rank truncates structure="lowrank"; name that structure with it.')
+    if wanted.blocks != "auto" and wanted.structure not in ("auto", "dense", "recurrence"):
+        raise InvalidSetting(f'blocks belong to structure="dense"; structure={wanted.structure!r} has none.')
     if wanted.structure == "recurrence" and n is None:
         raise InvalidSetting(
             "The recurrence needs the number of samples before it starts; pass a DataLoader or a list of batches."
