@@ -1,0 +1,84 @@
+"""float32 at the paper's sizes, B = 4096 and λ = 10⁻⁴, on gradients of a trained model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import ssse
+from ssse.curvature.gram import DampedGram, symmetric_product
+from ssse.errors import PrecisionLost
+
+B, DAMPING = 4096, 1e-4
+
+
+def trained(scale: float) -> tuple[nn.Linear, Tensor, Tensor]:
+    """Is it a three? 4,096 random ReLU features of the digits; a few steps of training in float64."""
+    generator = torch.Generator().manual_seed(0)
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images / 16.0)
+    x = (x - x.mean(0)) / (x.std(0) + 0.1)
+    x = scale * torch.relu(x @ torch.randn(64, B, generator=generator, dtype=torch.float64) / 8)
+    y = torch.tensor(labels == 3, dtype=torch.float64)[:, None]
+    model = nn.Linear(B, 1, bias=False).double()
+    nn.init.zeros_(model.weight)
+    optimiser = torch.optim.LBFGS(model.parameters(), max_iter=40, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(model(x), y)
+        loss = loss + DAMPING / 2 * model.weight.square().sum()
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    return model.eval(), x, y
+
+
+@pytest.mark.parametrize("rows", ["empirical", "expected"])
+def test_float32_solves_as_float64_does(rows):
+    model, x, y = trained(scale=1.0)
+    exact = ssse.Curvature.fit(model, "binary_cross_entropy", [(x, y)], damping=DAMPING, rows=rows)
+    coarse = ssse.Curvature.fit(model.float(), "binary_cross_entropy", [(x.float(), y)], damping=DAMPING, rows=rows)
+    model.double()
+    threes = (y[:, 0] == 1).nonzero()[:100, 0]
+    g = ((model(x[threes]).sigmoid() - 1) * x[threes]).sum(0).detach()
+    wanted = exact.solve(g)
+    error = float((coarse.solve(g.float()).double() - wanted).norm() / wanted.norm())
+    assert error < 1e-3
+
+
+def test_float32_that_cannot_is_refused_with_the_number():
+    model, x, y = trained(scale=1.0)
+    x, weight = x * 300, model.weight.detach() / 300  # the same predictions from features in another unit
+    with torch.no_grad():
+        model.weight.copy_(weight)
+    options = {"damping": 1e-3, "rows": "expected"}
+    with pytest.raises(PrecisionLost, match=r"relative error of \d\.\de[+-]\d\d.*dtype=torch.float64"):
+        ssse.Curvature.fit(model.float(), "binary_cross_entropy", [(x.float(), y)], **options)
+    ssse.Curvature.fit(model.double(), "binary_cross_entropy", [(x, y)], **options)
+
+
+def test_the_measured_error_is_the_true_one():
+    """On a matrix whose conditioning costs float32 most of its digits."""
+    generator = torch.Generator().manual_seed(1)
+    q = torch.linalg.qr(torch.randn(200, 200, generator=generator, dtype=torch.float64)).Q
+    exact = (q * torch.logspace(0, 5, 200, dtype=torch.float64)) @ q.T
+    square = exact.float()
+    gram = DampedGram.factorise(square.clone(), 1e-3, "test")
+    v = torch.randn(200, generator=generator)
+    wanted = torch.linalg.solve(square.double() + 1e-3 * torch.eye(200, dtype=torch.float64), v.double())
+    true = float((gram.solve(v[:, None])[:, 0].double() - wanted).norm() / wanted.norm())
+    assert 1e-4 < true < 0.1
+    assert gram.solve_error(v) == pytest.approx(true, rel=0.2)
+
+
+@pytest.mark.parametrize("strip", [1, 3, 7, 100])
+def test_symmetric_product_reads_the_lower_triangle_alone(strip):
+    generator = torch.Generator().manual_seed(2)
+    a = torch.randn(7, 7, generator=generator, dtype=torch.float64)
+    x = torch.randn(7, 2, generator=generator, dtype=torch.float64)
+    whole = a.tril() + a.tril(-1).T
+    torch.testing.assert_close(symmetric_product(a, x, strip), whole @ x)
