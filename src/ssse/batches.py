@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from ssse.errors import InvalidData
 
@@ -17,32 +18,33 @@ LABEL_KEYS = ("y", "label", "labels", "target", "targets")
 
 
 def read_batch(batch: Any, device: torch.device) -> Batch:
-    """One batch of the user's: a pair (x, y), or a mapping with the labels under a usual name."""
-    if isinstance(batch, Mapping):
-        found = [key for key in LABEL_KEYS if key in batch]
-        if len(found) != 1:
-            raise InvalidData(
-                f"A mapping batch needs its labels under one of {', '.join(LABEL_KEYS)}; its keys are "
-                f"{', '.join(map(str, batch))}."
-            )
-        y = batch[found[0]]
-        rest = {key: value for key, value in batch.items() if key != found[0]}
-        x = next(iter(rest.values())) if len(rest) == 1 else rest
-    elif isinstance(batch, (tuple, list)) and len(batch) == 2:
-        x, y = batch
-    else:
-        size = f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else ""
-        raise InvalidData(
-            f"A batch must be a pair (x, y) or a mapping with labels, not a {type(batch).__name__}{size}."
-        )
+    """One batch of the user's, checked, as tensors on the device."""
+    x, y = _parts(batch)
     inputs = {key: _tensor(value, device) for key, value in x.items()} if isinstance(x, Mapping) else _tensor(x, device)
     labels = _tensor(y, device)
     _check(inputs, labels)
     return inputs, labels
 
 
-def batch_length(x: Inputs) -> int:
-    return len(next(iter(x.values()))) if isinstance(x, dict) else len(x)
+def _parts(batch: Any) -> tuple[Any, Any]:
+    """A pair (x, y), or a mapping with the labels under a usual name."""
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    if not isinstance(batch, Mapping):
+        size = f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+        raise InvalidData(
+            f"A batch must be a pair (x, y) or a mapping with labels, not a {type(batch).__name__}{size}."
+        )
+    found = [key for key in LABEL_KEYS if key in batch]
+    if len(found) != 1:
+        raise InvalidData(
+            f"A mapping batch needs its labels under one of {', '.join(LABEL_KEYS)}; its keys are "
+            f"{', '.join(map(str, batch))}."
+        )
+    rest = {key: value for key, value in batch.items() if key != found[0]}
+    if not rest:
+        raise InvalidData(f"A mapping batch needs inputs besides its labels; its only key is {found[0]}.")
+    return (next(iter(rest.values())) if len(rest) == 1 else rest), batch[found[0]]
 
 
 def slice_batch(x: Inputs, part: slice) -> Inputs:
@@ -66,8 +68,14 @@ def regroup(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
     What follows then cannot depend on how the user's loader happened to cut the data.
     """
     held: list[Batch] = []
-    count = 0
+    count, first = 0, None
     for x, y in batches:
+        form = _form(x, y)
+        first = first or form
+        if form != first:
+            raise InvalidData(
+                f"Every batch must hold samples of one shape and dtype; one has {form}, those before it {first}."
+            )
         start, length = 0, len(y)
         while count + length - start >= size:
             stop = start + size - count
@@ -87,27 +95,25 @@ def count_samples(data: Any) -> int | None:
         if held is not None and hasattr(held, "__len__"):
             return len(held)
     if isinstance(data, (list, tuple)):
-        try:
-            return sum(batch_length(read_batch(batch, torch.device("cpu"))[0]) for batch in data)
-        except InvalidData:
-            return None
+        return sum((*_tensor(_parts(batch)[1], None).shape, 0)[0] for batch in data)
     return None
 
 
 def check_repeatable(data: Any) -> None:
     """Refuse loaders that drop samples or return another value for the same index."""
-    if getattr(data, "drop_last", False):
+    if getattr(data, "drop_last", False) or getattr(getattr(data, "batch_sampler", None), "drop_last", False):
         raise InvalidData(
-            "The data loader has drop_last=True, so some training samples would never be seen and could not be "
-            "erased later. Use drop_last=False."
+            "The data loader has drop_last=True, so some samples would never be seen. Use drop_last=False."
         )
     dataset = getattr(data, "dataset", None)
     if dataset is None or not hasattr(dataset, "__getitem__") or not getattr(dataset, "__len__", lambda: 0)():
         return
+    if isinstance(dataset, IterableDataset):
+        return
     if not _same(dataset[0], dataset[0]):
         raise InvalidData(
             "The data set returns different values for index 0 on two reads (random augmentation?). The curvature "
-            "needs each training sample as one fixed input: switch the augmentation off."
+            "needs each sample as one fixed input: switch the augmentation off."
         )
 
 
@@ -123,9 +129,14 @@ def _same(a: Any, b: Any) -> bool:
     return p.shape == q.shape and bool(((p == q) | ((p != p) & (q != q))).all())
 
 
-def _tensor(value: Any, device: torch.device) -> Tensor:
+def _form(x: Inputs, y: Tensor) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    entries = x if isinstance(x, dict) else {"x": x}
+    return {key: (tuple(value.shape[1:]), value.dtype) for key, value in [*entries.items(), ("labels", y)]}
+
+
+def _tensor(value: Any, device: torch.device | None) -> Tensor:
     try:
-        return torch.as_tensor(value).to(device, non_blocking=True)
+        return torch.as_tensor(value, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidData(f"A batch holds a {type(value).__name__}, which is not a tensor or array.") from error
 
@@ -138,7 +149,8 @@ def _check(x: Inputs, y: Tensor) -> None:
     if any(length != len(y) for length in lengths.values()):
         raise InvalidData(f"Inputs and labels differ in length: {lengths} inputs, {len(y)} labels.")
     for key, value in [*entries.items(), ("labels", y)]:
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        # A finite sum has finite terms, and costs one pass; only an infinite one is looked into.
+        if value.is_floating_point() and not (bool(value.sum().isfinite()) or bool(value.isfinite().all())):
             finite = torch.isfinite(value).reshape(len(value), -1).all(1)
             raise InvalidData(
                 f"{key}: sample {int((~finite).nonzero()[0])} of a batch of {len(y)} holds NaN or infinity. "

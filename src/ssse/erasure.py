@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssse.batches import Batch, join_batches, read_batch, regroup
+from ssse.batches import Batch, check_repeatable, read_batch, regroup
 from ssse.curvature.artefact import Curvature, JointState
 from ssse.curvature.fit import bind_data
 from ssse.curvature.lowrank import LowRank
@@ -143,9 +143,18 @@ def erase(
     started = time.perf_counter()
     _check_settings(curvature, scale, leave_out, residual, policy)
     problem = _matching_problem(model, curvature, loss_fn)
+    check_repeatable(forget)
     request = _read_request(problem, curvature, forget)
     if isinstance(curvature.structure, MatrixFree) and data is not None:
-        bound = bind_data(curvature.structure, request.problem, curvature.kind, data, curvature.group, curvature.n)
+        bound = bind_data(
+            curvature.structure,
+            request.problem,
+            curvature.kind,
+            data,
+            curvature.group,
+            curvature.n,
+            curvature.mean_loss,
+        )
         curvature = replace(curvature, structure=bound)
 
     rows, gradient, loss = request.measured() if leave_out else (None, *request.slope())
@@ -170,7 +179,7 @@ def erase(
         forget_gradient_norm=float(gradient.norm()),
         leverage_max=_known(float(left.leverages[0])) if leave_out else None,
         leverage_sum=_known(left.leverage_sum) if leave_out else None,
-        leverages=tuple(left.leverages.tolist()) if leave_out else (),
+        leverages=tuple(v for v in left.leverages.tolist() if not math.isnan(v)) if leave_out else (),
         loss_before=loss / request.count,
     )
     _refuse_impossible(found, left, curvature)
@@ -262,7 +271,7 @@ def _read_request(problem: Problem, curvature: Curvature, forget: Iterable[Any])
                 f"The rows of {count} samples need {human_bytes(needed)}, of {human_bytes(budget)} that are free. "
                 "Erase in smaller groups with policy='joint', which gives the same model, or use matrix_free."
             )
-    return _Request(at, curvature, list(regroup([join_batches(batches)], curvature.group)), count)
+    return _Request(at, curvature, list(regroup(batches, curvature.group)), count)
 
 
 def _solve(curvature: Curvature, right: Tensor, rows: StackedRows | None, k: int) -> LeftOut:
@@ -271,8 +280,11 @@ def _solve(curvature: Curvature, right: Tensor, rows: StackedRows | None, k: int
         return structure.leave_out(rows, right)
     # Definition 3.1: n/(n−k) of the full curvature; a joint stream counts from its first request on.
     n = curvature.n + (curvature.erased if curvature.joint is not None else 0)
-    solution = structure.solve(right) * (n / (curvature.n - k))
-    return LeftOut(solution, torch.zeros(1), 0.0, "")
+    share = n / (curvature.n - k)
+    if isinstance(structure, MatrixFree):
+        left = structure.leave_out(None, right)  # with the solver's own account of its accuracy
+        return replace(left, solution=left.solution * share)
+    return LeftOut(structure.solve(right) * share, torch.zeros(1), 0.0, "")
 
 
 def _gradient_sum(curvature: Curvature) -> Tensor:

@@ -71,10 +71,10 @@ class CrossEntropy(Loss):
             )
 
     def values(self, z: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(z, y, reduction="none")
+        return F.cross_entropy(z, y.long(), reduction="none")
 
     def gradient(self, z: Tensor, y: Tensor) -> Tensor:
-        return z.softmax(1) - F.one_hot(y, z.shape[1]).to(z.dtype)
+        return z.softmax(1) - F.one_hot(y.long(), z.shape[1]).to(z.dtype)
 
     def factor(self, z: Tensor, y: Tensor) -> Tensor:
         p = z.softmax(1)
@@ -151,12 +151,30 @@ class CustomLoss(Loss):
 
     def _of_one(self, z: Tensor, y: Tensor) -> Tensor:
         output = z if self.shape is None else z.view(self.shape)
-        return self.function(output[None], y[None]).sum()  # a mean or a sum over one sample is the sample
+        value = self.function(output[None], y[None])
+        if not isinstance(value, Tensor):
+            raise InvalidSetting(f"The loss {self.name} must return a tensor, not a {type(value).__name__}.")
+        return value.sum()  # a mean or a sum over one sample is the sample; check_batch sees to it
 
     def check(self, z: Tensor, y: Tensor) -> None:
         values = self.values(z, y)
         if not bool(torch.isfinite(values).all()):
             raise InvalidData(f"The loss {self.name} is NaN or infinite on a sample.")
+
+    @torch.no_grad()
+    def check_batch(self, z: Tensor, y: Tensor) -> None:
+        """Raise where the loss of a batch is not the sum or the mean of its samples' losses."""
+        whole, each = self.function(z if self.shape is None else z.view(len(z), *self.shape), y), self.values(z, y)
+        if whole.dim() and len(whole) == len(each):
+            ways = [(whole.reshape(len(each), -1).sum(1), each)]
+        else:
+            ways = [(whole.sum(), each.sum()), (whole.sum(), each.mean())]
+        rtol = 1e-7 if z.dtype == torch.float64 else 1e-3
+        if not any(torch.allclose(a, b.to(a), rtol=rtol, atol=rtol) for a, b in ways):
+            raise InvalidSetting(
+                f"The loss {self.name} of a batch is neither the sum nor the mean of its samples' losses: class "
+                "weights or ignore_index with reduction='mean', or terms between samples? Use reduction='sum'."
+            )
 
     def values(self, z: Tensor, y: Tensor) -> Tensor:
         return vmap(self._of_one)(z, y)

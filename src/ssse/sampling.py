@@ -108,6 +108,7 @@ def measure_held(problem: Problem, kind: RowKind, batch: Batch, salt: bytes | No
 def digest_samples(batch: Batch, salt: bytes) -> np.ndarray:
     """64 bits of a keyed hash of each sample's inputs and label."""
     x, y = batch
+    y = y.to(torch.float64) + 0.0  # 1 is the same label in any dtype, and −0 is 0
     entries = {**x, "": y} if isinstance(x, dict) else {"x": x, "": y}
     return _hash_lines([bytes_of(entries[key]) for key in sorted(entries)], salt)
 

@@ -33,7 +33,7 @@ def write_folder(folder: str | os.PathLike[str], tensors: Mapping[str, Tensor], 
             is then as it was.
     """
     target = Path(folder)
-    if target.exists():
+    if os.path.lexists(target):
         raise FileExistsError(f"'{target}' exists already; choose another folder or remove it first.")
     target.parent.mkdir(parents=True, exist_ok=True)
     needed = sum(t.numel() * t.element_size() for t in tensors.values())
@@ -46,9 +46,10 @@ def write_folder(folder: str | os.PathLike[str], tensors: Mapping[str, Tensor], 
         for name, group in files.items():
             save_file({key: value.detach().cpu().contiguous() for key, value in group.items()}, temporary / name)
         digests = _digests({name: {k: v for k, v in group.items()} for name, group in files.items()})
-        body = {"format": FORMAT_VERSION, **manifest, "tensors": digests}
+        forms = {key: _form(value) for key, value in tensors.items()}
+        body = {"format": FORMAT_VERSION, **manifest, "tensors": digests, "forms": forms}
         body["digest"] = _digest_manifest(body)
-        (temporary / MANIFEST).write_text(json.dumps(body, indent=1, ensure_ascii=False))
+        (temporary / MANIFEST).write_text(json.dumps(body, indent=1, ensure_ascii=False), encoding="utf-8")
         for path in [*temporary.iterdir(), temporary]:
             _fsync(path)
         os.rename(temporary, target)
@@ -80,6 +81,9 @@ def read_folder(
             raise BrokenArtefact(f"'{path}' is not a whole safetensors file: {error}.") from error
         if set(files[name]) != set(expected):
             raise BrokenArtefact(f"'{path}' holds other tensors than its manifest says.")
+        for key, value in files[name].items():
+            if _form(value) != manifest["forms"][key]:
+                raise BrokenArtefact(f"'{path}' was altered: tensor '{key}' has another shape or dtype.")
     if verify:
         for name, found in _digests(files).items():
             for key, digest in found.items():
@@ -95,9 +99,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise BrokenArtefact(f"'{path}' is missing; is '{path.parent}' a folder that Curvature.save wrote?")
     try:
-        manifest = json.loads(path.read_text())
+        manifest = json.loads(path.read_text(encoding="utf-8"))
         version = manifest["format"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError) as error:
         raise BrokenArtefact(f"'{path}' is not a manifest of ours: {error}.") from error
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise BrokenArtefact(
@@ -105,6 +109,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         )
     if manifest.get("digest") != _digest_manifest(manifest):
         raise BrokenArtefact(f"'{path}' was altered: it does not match its own digest.")
+    for entry in ("tensors", "forms"):
+        if entry not in manifest:
+            raise BrokenArtefact(f"'{path}' is not a whole manifest: it lacks '{entry}'.")
     return manifest
 
 
@@ -126,6 +133,10 @@ def _digests(files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, s
             for name, group in files.items()
         }
         return {name: {key: job.result() for key, job in group.items()} for name, group in pending.items()}
+
+
+def _form(tensor: Tensor) -> list[Any]:
+    return [str(tensor.dtype), *tensor.shape]
 
 
 def _digest_manifest(manifest: Mapping[str, Any]) -> str:

@@ -272,7 +272,7 @@ def plan(
 
 
 def check_damping(damping: float | None, weight_decay: float) -> float:
-    if weight_decay < 0 or weight_decay != weight_decay:
+    if not 0 <= weight_decay < float("inf"):
         raise InvalidSetting(f"weight_decay must be zero or positive, not {weight_decay}.")
     value = weight_decay if damping is None else damping
     if not 0 < value < float("inf"):
@@ -300,10 +300,19 @@ def restore_structure(saved: dict[str, Any], tensors: dict[str, Tensor], linear:
 
 
 def merge_shards(shards: Sequence[Curvature]) -> Curvature:
+    if not shards:
+        raise InvalidSetting("Merging needs at least one shard.")
     first = shards[0]
     if any(
-        (s.fingerprint, s.kind, s.loss, s.weight_decay, type(s.structure))
-        != (first.fingerprint, first.kind, first.loss, first.weight_decay, type(first.structure))
+        (s.fingerprint, s.kind, s.loss, s.weight_decay, type(s.structure), s.structure.settings().get("blocks"))
+        != (
+            first.fingerprint,
+            first.kind,
+            first.loss,
+            first.weight_decay,
+            type(first.structure),
+            first.structure.settings().get("blocks"),
+        )
         or abs(s.damping - first.damping) > 1e-12 * first.damping
         for s in shards
     ):

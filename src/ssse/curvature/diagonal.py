@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ssse.curvature.structure import Builder, LeftOut, Structure
+from ssse.errors import NotPositiveDefinite
 from ssse.rows import HeldRows
 
 
@@ -45,6 +46,8 @@ class Diagonal(Structure):
         squares = self.squares.clone()
         for part in rows:
             squares -= part.to(squares.dtype).squares()
+        if bool((squares + self.ridge <= 0).any()):
+            raise NotPositiveDefinite("The rows to remove carry more curvature than the diagonal holds.")
         return Diagonal(squares.clamp_min(0), self.ridge)  # rounding may leave −0
 
     def with_ridge(self, ridge: float) -> Diagonal:

@@ -71,22 +71,28 @@ class Iteration:
     tolerance: float | None = None
     max_iterations: int = 1000
 
+    def __post_init__(self) -> None:
+        if self.tolerance is not None and not 0 < self.tolerance < 1:
+            raise InvalidSetting(f"tolerance is a relative residual between 0 and 1, not {self.tolerance}.")
+        if self.max_iterations < 1:
+            raise InvalidSetting(f"max_iterations must be at least 1, not {self.max_iterations}.")
+
 
 def plan_fit(problem: Problem, data: Iterable[Any], wanted: Wanted, budget: int | str | None) -> tuple[Plan, Iterator]:
     """Look at the first batch, refuse what cannot work, and choose; also returns the whole of the data."""
     check_repeatable(data)
     stream = iter(data)
-    first = next(stream, None)
-    if first is None:
+    seen: list[Batch] = []  # two samples at least: one alone cannot show cross-talk
+    while sum(len(y) for _, y in seen) < 2 and (batch := next(stream, None)) is not None:
+        seen.append(read_batch(batch, problem.device))
+    seen = [batch for batch in seen if len(batch[1])]
+    if not seen:
         raise InvalidData("The training data is empty.")
-    x, y = read_batch(first, problem.device)
-    if len(y) == 0:
-        raise InvalidData("The first batch of the training data is empty.")
+    x, y = next(regroup(seen, sum(len(y) for _, y in seen)))
     problem.probe((x, y))
     outputs = problem.forward(x)[0].shape[1]
     plan = make_plan(problem, outputs, count_samples(data), wanted, memory_budget(problem.device, budget))
-    rest = itertools.chain([first], stream)
-    return plan, (read_batch(batch, problem.device) for batch in rest)
+    return plan, itertools.chain(seen, (read_batch(batch, problem.device) for batch in stream))
 
 
 def fit_structure(
@@ -136,19 +142,33 @@ def row_source(problem: Problem, kind: RowKind, data: Iterable[Any], group: int)
 
 
 def bind_data(
-    structure: MatrixFree, problem: Problem, kind: RowKind, data: Iterable[Any], group: int, expected: int
+    structure: MatrixFree,
+    problem: Problem,
+    kind: RowKind,
+    data: Iterable[Any],
+    group: int,
+    expected: int,
+    mean_loss: float | None = None,
 ) -> MatrixFree:
     """Give a stored or reduced matrix-free curvature the training data that it stands for."""
+    check_repeatable(data)
     source = row_source(problem, kind, data, group)
-    held, count = [], 0
+    held, count, loss = [], 0, 0.0
     for batch in regroup((read_batch(b, problem.device) for b in data), group):
         count += len(batch[1])
+        measured = measure(problem, kind, batch)
+        loss += measured.loss
         if problem.linear is not None:
-            held.append(measure(problem, kind, batch).rows)
+            held.append(measured.rows)
     if count != expected:
         raise InvalidData(
             f"The training data holds {count} samples; this curvature stands for {expected}. Pass the data it was "
             "fitted on, less what was erased since."
+        )
+    if mean_loss is not None and abs(loss / count - mean_loss) > 1e-4 * abs(mean_loss):
+        raise InvalidData(
+            f"This is not the data that the curvature was fitted on: its mean loss is {loss / count:.6g}, then it was "
+            f"{mean_loss:.6g}."
         )
     return structure.bound((lambda: held) if held else source)
 
@@ -158,7 +178,7 @@ def _make_builder(problem: Problem, plan: Plan, n: int | None, damping: float, s
     if plan.structure == "dense":
         return DenseBuilder(plan.blocks, plan.dtype, device)
     if plan.structure == "lowrank":
-        return TruncatedBuilder(plan.rank) if plan.rank else LowRankBuilder(salt or b"")
+        return TruncatedBuilder(plan.rank, plan.dtype) if plan.rank else LowRankBuilder(salt or b"", plan.dtype)
     if plan.structure == "diagonal":
         return DiagonalBuilder(dim, plan.dtype, device)
     if plan.structure == "recurrence" and n is not None:

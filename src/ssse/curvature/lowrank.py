@@ -21,12 +21,13 @@ TILE_BYTES = {"cpu": 2**29, "cuda": 2**33}
 class LowRankBuilder(Builder):
     """Keeps every row, in tiles large enough for fast products; RRᵀ is made at the end, its lower half."""
 
-    def __init__(self, salt: bytes = b"") -> None:
-        self.salt = salt
+    def __init__(self, salt: bytes = b"", dtype: torch.dtype | None = None) -> None:
+        self.salt, self.dtype = salt, dtype
         self.parts: list[HeldRows] = []
         self.waiting: list[HeldRows] = []
 
     def add(self, rows: HeldRows) -> None:
+        rows = rows if self.dtype is None else rows.to(self.dtype)
         self.waiting.append(rows)
         sample = next(iter(rows.tensors().values()))
         tile = min(TILE_ROWS, TILE_BYTES[sample.device.type] // (rows.dim * sample.element_size()))
@@ -152,8 +153,9 @@ class LowRank(Structure):
         def once(w: Tensor) -> Tensor:
             return (w - self.rows.transposed_times(dual_solve(self.rows.times(w)))) / self.ridge
 
-        x = once(v)
-        return x + once(v - product(x) - self.ridge * x)
+        w = v.to(self.dual.square.dtype)
+        x = once(w)
+        return (x + once(w - product(x) - self.ridge * x)).to(v.dtype)
 
     def _find(self, rows: HeldRows) -> tuple[Tensor, int]:
         """Index of each given row among the stored ones, and how many have none.

@@ -49,7 +49,7 @@ class MatrixFree(Structure):
     def solve(self, v: Tensor) -> Tensor:
         return self.conjugate_gradients(v).x
 
-    def leave_out(self, rows: HeldRows, v: Tensor) -> LeftOut:
+    def leave_out(self, rows: HeldRows | None, v: Tensor) -> LeftOut:
         solved = self.conjugate_gradients(v, without=rows)
         note = f"{solved.iterations} steps of conjugate gradients, relative residual {solved.residual:.1e}"
         if not solved.converged:

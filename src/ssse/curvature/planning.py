@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -9,13 +10,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ssse.errors import DoesNotFit, InvalidSetting
+from ssse.errors import DoesNotFit, InvalidModel, InvalidSetting
 from ssse.losses import CrossEntropy, CustomLoss
-from ssse.partition import Block, BlockSpec, make_blocks
+from ssse.partition import Block, BlockSpec, Layout, make_blocks
 from ssse.problem import Problem
 from ssse.sampling import RowKind
 
 STRUCTURES = ("dense", "lowrank", "matrix_free", "diagonal", "recurrence")
+WORKING_DTYPES = (torch.float32, torch.float64)  # those with a Cholesky factor
 LINEAR_GROUP = 4096  # samples at a time where rows have a closed form
 BLOCK_SIZES = (16384, 8192, 4096, 2048, 1024, 512)
 PATIENCE_SECONDS = 2 * 3600.0  # `auto` passes over what would take longer
@@ -74,7 +76,7 @@ def make_plan(problem: Problem, outputs: int, n: int | None, wanted: Wanted, bud
     Raises:
         DoesNotFit: names what was asked, what it would take, and what would fit.
     """
-    _check_wanted(wanted, n)
+    _check_wanted(wanted, n, problem.dtype)
     speed = _operations_per_second(problem.device, wanted.dtype or problem.dtype)
     passed: list[Plan] = []
     open_choice = "auto" in (wanted.rows, wanted.structure, wanted.blocks)
@@ -86,7 +88,10 @@ def make_plan(problem: Problem, outputs: int, n: int | None, wanted: Wanted, bud
         passed.append(plan)
     alternatives = [
         plan
-        for candidate in _candidates(problem, outputs, n, Wanted(dtype=wanted.dtype))
+        for candidate in itertools.chain(
+            _candidates(problem, outputs, n, Wanted(dtype=wanted.dtype)),
+            itertools.islice(_candidates(problem, outputs, n, Wanted(structure="matrix_free", dtype=wanted.dtype)), 1),
+        )
         if (plan := _estimate(problem, outputs, n, candidate, budget, speed)).fit_bytes <= budget
     ]
     asked = "\n  ".join(str(plan) for plan in passed) or "nothing that fits the choices"
@@ -108,25 +113,35 @@ def memory_budget(device: torch.device, asked: int | str | None) -> int:
         for unit, factor in units.items():
             if text.endswith(unit):
                 try:
-                    return int(float(text.removesuffix(unit)) * factor)
+                    return memory_budget(device, float(text.removesuffix(unit)) * factor)  # type: ignore[arg-type]
                 except ValueError:
                     break
         raise InvalidSetting(f'memory_budget must be bytes or a text like "8GiB", not {asked!r}.')
-    if asked <= 0:
+    if not 0 < asked < float("inf"):
         raise InvalidSetting(f"memory_budget must be positive, not {asked}.")
     return int(asked)
 
 
-def _check_wanted(wanted: Wanted, n: int | None) -> None:
+def _check_wanted(wanted: Wanted, n: int | None, dtype: torch.dtype) -> None:
+    if wanted.dtype not in (None, *WORKING_DTYPES):
+        raise InvalidSetting(f"dtype must be torch.float32 or torch.float64, not {wanted.dtype}.")
+    if dtype not in WORKING_DTYPES:
+        raise InvalidModel(
+            f"The model is in {dtype}; a curvature needs torch.float32 or torch.float64. Use model.float()."
+        )
+    make_blocks(Layout((), ()), "one" if wanted.blocks in ("auto", "output") else wanted.blocks, None)
+    if wanted.rank is not None and wanted.rank < 1:
+        raise InvalidSetting(f"rank must be at least 1, not {wanted.rank}.")
     if wanted.structure not in ("auto", *STRUCTURES):
         raise InvalidSetting(f"structure must be 'auto' or one of {', '.join(STRUCTURES)}, not {wanted.structure!r}.")
     if wanted.rank is not None and wanted.structure != "lowrank":
         raise InvalidSetting('rank truncates structure="lowrank"; name that structure with it.')
     if wanted.blocks != "auto" and wanted.structure not in ("auto", "dense", "recurrence"):
         raise InvalidSetting(f'blocks belong to structure="dense"; structure={wanted.structure!r} has none.')
-    if wanted.structure == "recurrence" and n is None:
+    if wanted.structure in ("recurrence", "lowrank") and n is None:
         raise InvalidSetting(
-            "The recurrence needs the number of samples before it starts; pass a DataLoader or a list of batches."
+            f"structure='{wanted.structure}' needs the number of samples before it starts; pass a DataLoader or a "
+            "list of batches."
         )
     if wanted.rows_per_batch > 1 and wanted.rows not in ("auto", "empirical"):
         raise InvalidSetting("rows_per_batch joins gradients of true labels: use it with rows='empirical'.")
@@ -179,7 +194,8 @@ def _estimate(problem: Problem, outputs: int, n: int | None, way: Wanted, budget
     linear = problem.linear if kind.per_batch == 1 else None
     row_numbers = (linear.inputs + per_sample * outputs) if linear else per_sample * d
     group = LINEAR_GROUP if linear else _group_size(per_sample * d * size, kind.per_batch, budget)
-    chunk = 3 * group * row_numbers * size  # gradients as they come, flattened, and the model's own memory
+    # Gradients as they come, flattened, and the model's own memory; a small data set is never a whole group.
+    chunk = 3 * min(group, n or group) * row_numbers * size
     blocks = make_blocks(problem.layout, way.blocks, problem.linear) if way.structure in ("dense", "recurrence") else ()
     rows = samples * per_sample // kind.per_batch
     if way.structure in ("dense", "recurrence"):
@@ -252,7 +268,7 @@ def _operations_per_second(device: torch.device, dtype: torch.dtype) -> float:
     key = (device.type, dtype)
     if key not in _SPEEDS:
         size = 512 if device.type == "cpu" else 4096
-        a = torch.randn(size, size, dtype=dtype, device=device)
+        a = torch.ones(size, size, dtype=dtype, device=device)
         best = float("inf")
         for _ in range(3):
             start = time.perf_counter()

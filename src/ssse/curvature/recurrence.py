@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ssse.curvature.structure import Builder, LeftOut, Structure, woodbury
-from ssse.errors import InvalidSetting
+from ssse.errors import InvalidSetting, NotPositiveDefinite
 from ssse.partition import Block
 from ssse.rows import HeldRows
 
@@ -40,7 +40,10 @@ class RecurrenceBuilder(Builder):
 
 def rank_one_update(inverse: Tensor, g: Tensor, n: float) -> None:
     u = inverse @ g
-    inverse.addr_(u, u, alpha=-1.0 / (n + float(g @ u)))
+    leverage = float(g @ u)
+    if n < 0 and leverage >= -n:
+        raise NotPositiveDefinite("A row to remove carries more curvature than the recurrence holds.")
+    inverse.addr_(u, u, alpha=-1.0 / (n + leverage))
 
 
 class Recurrence(Structure):

@@ -17,11 +17,11 @@ from ssse.rows import HeldRows, StackedRows
 class TruncatedBuilder(Builder):
     """Keeps every row until the end, then their `rank` leading singular directions."""
 
-    def __init__(self, rank: int):
+    def __init__(self, rank: int, dtype: torch.dtype | None = None):
         if rank < 1:
             raise InvalidSetting(f"rank must be at least 1, not {rank}.")
         self.rank = rank
-        self.full = LowRankBuilder()
+        self.full = LowRankBuilder(dtype=dtype)
 
     def add(self, rows: HeldRows) -> None:
         self.full.add(rows)
@@ -52,7 +52,7 @@ class Truncated(Structure):
         return self._lifted(v, self.core)
 
     def leave_out(self, rows: HeldRows, v: Tensor) -> LeftOut:
-        inside = rows.times(self.basis.mT)
+        inside = rows.to(self.basis.dtype).times(self.basis.mT)
         if len(inside) < len(self.basis):
             half = self.core.half_solve(inside.mT)
             leverages = close_gap(half.mT @ half, half.new_zeros(half.shape[1]))[1]
@@ -87,10 +87,12 @@ class Truncated(Structure):
     def _core_without(self, rows: Iterable[HeldRows]) -> DampedGram:
         square = self.core.gram()
         for part in rows:
-            inside = part.times(self.basis.mT)
+            inside = part.to(self.basis.dtype).times(self.basis.mT)
             square -= (inside.mT @ inside).tril()
         return DampedGram.factorise(square, self.ridge, "directions")
 
     def _lifted(self, v: Tensor, core: DampedGram) -> Tensor:
-        inside = self.basis @ v
-        return (v - self.basis.mT @ inside) / self.ridge + self.basis.mT @ core.solve(inside[:, None])[:, 0]
+        w = v.to(self.basis.dtype)
+        inside = self.basis @ w
+        x = (w - self.basis.mT @ inside) / self.ridge + self.basis.mT @ core.solve(inside[:, None])[:, 0]
+        return x.to(v.dtype)
