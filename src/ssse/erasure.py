@@ -133,7 +133,7 @@ def erase(
         residual: also correct for θ* not being stationary: g_S − n∇L(θ*) instead of g_S.
         policy: for streams of requests. "rebase": the erased model becomes the new θ*, and nothing
             kept can rebuild the old one. "joint": θ* and the sum of removed gradients are kept, so any
-            order and grouping of the same requests gives the same model.
+            order and grouping of the same requests gives the same model (at the scale of the last).
         data: the training data, for structure="matrix_free" only; the forgotten samples among it.
 
     Raises:
@@ -145,7 +145,9 @@ def erase(
     problem = _matching_problem(model, curvature, loss_fn)
     check_repeatable(forget)
     request = _read_request(problem, curvature, forget)
-    if isinstance(curvature.structure, MatrixFree) and data is not None:
+    if data is not None:
+        if not isinstance(curvature.structure, MatrixFree):
+            raise InvalidSetting('Only structure="matrix_free" reads the training data; leave data= out.')
         bound = bind_data(
             curvature.structure,
             request.problem,
@@ -254,14 +256,13 @@ def _read_request(problem: Problem, curvature: Curvature, forget: Iterable[Any])
     at = problem
     if curvature.joint is not None:
         at = Problem(problem.with_theta(curvature.joint.theta), problem.loss, problem.layout.names)
-    at.probe(batches[0])
+    outputs = at.probe(batches[0])
     problem.loss = at.loss
     count = sum(len(batch[1]) for batch in batches)
     if count >= curvature.n:
         raise InvalidData(
             f"The forget set has {count} samples and the curvature stands for {curvature.n}; something must remain."
         )
-    outputs = at.forward(batches[0][0])[0].shape[1]
     per_sample = curvature.kind.rows_per_sample(at.loss, outputs)
     if at.linear is None and not isinstance(curvature.structure, MatrixFree):
         needed = 2 * count * per_sample * at.layout.dim * (torch.finfo(at.dtype).bits // 8)

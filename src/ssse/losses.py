@@ -147,7 +147,12 @@ class CustomLoss(Loss):
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...] | None = None):
         self.function = function
         self.shape = shape  # of one sample's output, as the user's function expects it
-        self.name = f"custom:{getattr(function, '__qualname__', type(function).__qualname__)}"
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        public = {
+            k: v for k, v in getattr(function, "__dict__", {}).items() if not k.startswith("_") and k != "training"
+        }
+        settings = ", ".join(f"{k}={v}" for k, v in public.items() if isinstance(v, (str, int, float)))
+        self.name = f"custom:{name}" + (f"({settings})" if settings else "")
 
     def _of_one(self, z: Tensor, y: Tensor) -> Tensor:
         output = z if self.shape is None else z.view(self.shape)

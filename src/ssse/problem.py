@@ -19,6 +19,7 @@ from ssse.losses import CustomLoss, Loss, LossLike, as_loss
 from ssse.partition import Layout, LinearShape
 
 ParameterChoice = str | Sequence[str]
+PROBE_SAMPLES = 32
 
 
 class Problem:
@@ -90,9 +91,12 @@ class Problem:
             raise InvalidData("The model's output is NaN or infinite on a sample; check the inputs' scale.")
         self.loss.check(z, y)
 
-    def probe(self, batch: Batch) -> None:
-        """Look at the model on one batch: refuse what cannot work, and find out whether it is linear in θ."""
-        x, y = batch
+    def probe(self, batch: Batch) -> int:
+        """Look at the model on a few samples: refuse what cannot work, find out whether it is linear in θ.
+
+        Returns the number of outputs.
+        """
+        x, y = slice_batch(batch[0], slice(0, PROBE_SAMPLES)), batch[1][:PROBE_SAMPLES]
         floating = x.values() if isinstance(x, dict) else [x]
         for value in floating:
             if value.is_floating_point() and value.dtype != self.dtype:
@@ -131,6 +135,7 @@ class Problem:
                 "gradient is then not its own. Use fixed statistics."
             )
         self._find_linear(x, z)
+        return z.shape[1]
 
     def _find_linear(self, x: Inputs, z: Tensor) -> None:
         """θ is one nn.Linear, used once, and its output is the model's output."""

@@ -50,6 +50,7 @@ def write_folder(folder: str | os.PathLike[str], tensors: Mapping[str, Tensor], 
         body = {"format": FORMAT_VERSION, **manifest, "tensors": digests, "forms": forms}
         body["digest"] = _digest_manifest(body)
         (temporary / MANIFEST).write_text(json.dumps(body, indent=1, ensure_ascii=False), encoding="utf-8")
+        temporary.chmod(0o777 & ~_umask())  # mkdtemp makes folders that only the owner can read
         for path in [*temporary.iterdir(), temporary]:
             _fsync(path)
         os.rename(temporary, target)
@@ -142,6 +143,12 @@ def _form(tensor: Tensor) -> list[Any]:
 def _digest_manifest(manifest: Mapping[str, Any]) -> str:
     body = {key: value for key, value in manifest.items() if key != "digest"}
     return hashlib.sha256(json.dumps(body, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def _umask() -> int:
+    value = os.umask(0)
+    os.umask(value)
+    return value
 
 
 def _fsync(path: Path) -> None:

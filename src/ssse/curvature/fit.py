@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +16,14 @@ from ssse.curvature.dense import DenseBuilder
 from ssse.curvature.diagonal import DiagonalBuilder
 from ssse.curvature.lowrank import LowRankBuilder
 from ssse.curvature.matrix_free import MatrixFree, RowSource
-from ssse.curvature.planning import Plan, Wanted, make_plan, memory_budget
+from ssse.curvature.planning import Plan, Task, Wanted, make_plan, memory_budget
 from ssse.curvature.recurrence import RecurrenceBuilder
 from ssse.curvature.structure import Builder, Structure
 from ssse.curvature.truncated import TruncatedBuilder
 from ssse.errors import InvalidData, InvalidSetting, PrecisionLost
 from ssse.fingerprint import Fingerprint
 from ssse.partition import make_blocks
-from ssse.problem import Problem
+from ssse.problem import PROBE_SAMPLES, Problem
 from ssse.progress import track, waiting
 from ssse.rows import LinearRows, Rows
 from ssse.sampling import Measured, RowKind, measure, measure_held
@@ -88,11 +89,21 @@ def plan_fit(problem: Problem, data: Iterable[Any], wanted: Wanted, budget: int 
     seen = [batch for batch in seen if len(batch[1])]
     if not seen:
         raise InvalidData("The training data is empty.")
-    x, y = next(regroup(seen, sum(len(y) for _, y in seen)))
-    problem.probe((x, y))
-    outputs = problem.forward(x)[0].shape[1]
-    plan = make_plan(problem, outputs, count_samples(data), wanted, memory_budget(problem.device, budget))
+    trial = next(regroup(seen, min(PROBE_SAMPLES, sum(len(y) for _, y in seen))))
+    outputs = problem.probe(trial)
+    free = memory_budget(problem.device, budget)
+    task = Task(problem, outputs, count_samples(data), free, 0.0 if problem.linear else _row_seconds(problem, trial))
+    plan = make_plan(task, wanted)
     return plan, itertools.chain(seen, (read_batch(batch, problem.device) for batch in stream))
+
+
+def _row_seconds(problem: Problem, batch: Batch) -> float:
+    """Of one sample's gradient; the second of two runs, since the first one also warms up."""
+    for _ in range(2):
+        started = time.perf_counter()
+        _, measured = measure_held(problem, RowKind("empirical"), batch)
+        float(measured.gradient[0])  # waits for the device
+    return (time.perf_counter() - started) / measured.count
 
 
 def fit_structure(
@@ -247,8 +258,9 @@ def _check_precision(structure: Structure, probe: Tensor) -> None:
         return
     error, where = measure_error(probe)
     if not error <= ACCEPTED_SOLVE_ERROR:
+        finer = "dtype=torch.float64, " if probe.dtype != torch.float64 else ""
         raise PrecisionLost(
             f"Solving with block '{where}' for a training gradient has a relative error of {error:.1e}, above "
             f"{ACCEPTED_SOLVE_ERROR:.0e}: rounding is amplified by a curvature this large over a damping this small. "
-            "Use dtype=torch.float64, a larger damping, or rescale the features."
+            f"Use {finer}a larger damping, or rescale the features."
         )

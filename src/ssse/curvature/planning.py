@@ -43,6 +43,7 @@ class Plan:
     Attributes:
         group: samples taken at a time. fit_bytes: peak memory of the fit besides model and data.
         artefact_bytes: size on disk. operations: floating-point operations of the fit, rows excepted.
+        seconds: those at the speed of a matrix product here, and the rows at the speed of a trial.
     """
 
     kind: RowKind
@@ -66,22 +67,41 @@ class Plan:
         return (
             f"{self.kind.name} rows{per}, {what}, {str(self.dtype).removeprefix('torch.')}: "
             f"{human_bytes(self.fit_bytes)} to fit, {human_bytes(self.artefact_bytes)} on disk, "
-            f"{human_seconds(self.seconds)} of arithmetic"
+            f"{human_seconds(self.seconds)}"
         )
 
 
-def make_plan(problem: Problem, outputs: int, n: int | None, wanted: Wanted, budget: int) -> Plan:
+@dataclass(frozen=True)
+class Task:
+    """What has to be fitted, and on what.
+
+    Attributes:
+        outputs: of the model. n: samples, where known. budget: bytes of memory.
+        row_seconds: to compute one row of a model that is not linear in θ, measured.
+    """
+
+    problem: Problem
+    outputs: int
+    n: int | None
+    budget: int
+    row_seconds: float = 0.0
+
+    def speed(self, dtype: torch.dtype) -> float:
+        return _operations_per_second(self.problem.device, dtype)
+
+
+def make_plan(task: Task, wanted: Wanted) -> Plan:
     """The first way, best first, that agrees with the user's choices and fits the budget.
 
     Raises:
         DoesNotFit: names what was asked, what it would take, and what would fit.
     """
-    _check_wanted(wanted, n, problem.dtype)
-    speed = _operations_per_second(problem.device, wanted.dtype or problem.dtype)
+    problem, budget = task.problem, task.budget
+    _check_wanted(wanted, task.n, problem.dtype)
     passed: list[Plan] = []
     open_choice = "auto" in (wanted.rows, wanted.structure, wanted.blocks)
-    for candidate in _candidates(problem, outputs, n, wanted):
-        plan = _estimate(problem, outputs, n, candidate, budget, speed)
+    for candidate in _candidates(task, wanted):
+        plan = _estimate(task, candidate)
         slow = open_choice and plan.seconds > PATIENCE_SECONDS
         if plan.fit_bytes <= budget and not slow:
             return replace(plan, reason=_reason(passed, budget))
@@ -89,10 +109,10 @@ def make_plan(problem: Problem, outputs: int, n: int | None, wanted: Wanted, bud
     alternatives = [
         plan
         for candidate in itertools.chain(
-            _candidates(problem, outputs, n, Wanted(dtype=wanted.dtype)),
-            itertools.islice(_candidates(problem, outputs, n, Wanted(structure="matrix_free", dtype=wanted.dtype)), 1),
+            _candidates(task, Wanted(dtype=wanted.dtype)),
+            itertools.islice(_candidates(task, Wanted(structure="matrix_free", dtype=wanted.dtype)), 1),
         )
-        if (plan := _estimate(problem, outputs, n, candidate, budget, speed)).fit_bytes <= budget
+        if (plan := _estimate(task, candidate)).fit_bytes <= budget
     ]
     asked = "\n  ".join(str(plan) for plan in passed) or "nothing that fits the choices"
     fits = "\n  ".join(str(plan) for plan in alternatives) or 'nothing for all of θ; try parameters="head"'
@@ -149,8 +169,9 @@ def _check_wanted(wanted: Wanted, n: int | None, dtype: torch.dtype) -> None:
         raise InvalidSetting("matrix_free works on single samples: use it with rows_per_batch=1.")
 
 
-def _candidates(problem: Problem, outputs: int, n: int | None, wanted: Wanted) -> Iterator[Wanted]:
+def _candidates(task: Task, wanted: Wanted) -> Iterator[Wanted]:
     """Ways to fit, the most faithful first, that agree with what the user fixed."""
+    problem, outputs, n = task.problem, task.outputs, task.n
     if problem.linear is not None:
         # The outputs of logistic and least-squares models do not interact: a block for each is exact.
         coupled = isinstance(problem.loss, (CrossEntropy, CustomLoss)) and outputs > 1
@@ -185,7 +206,8 @@ def _rows_name(wanted: Wanted, proposed: str) -> str:
     return "empirical" if wanted.rows_per_batch > 1 else proposed
 
 
-def _estimate(problem: Problem, outputs: int, n: int | None, way: Wanted, budget: int, speed: float) -> Plan:
+def _estimate(task: Task, way: Wanted) -> Plan:
+    problem, outputs, n, budget = task.problem, task.outputs, task.n, task.budget
     kind = RowKind(way.rows, way.rows_per_batch, way.seed)
     dtype = way.dtype or problem.dtype
     size = torch.empty((), dtype=dtype).element_size()
@@ -226,7 +248,7 @@ def _estimate(problem: Problem, outputs: int, n: int | None, way: Wanted, budget
         fit_bytes=int(held + spare + chunk),
         artefact_bytes=int(artefact),
         operations=float(operations),
-        seconds=float(operations) / speed,
+        seconds=float(operations) / task.speed(dtype) + samples * per_sample * task.row_seconds,
     )
 
 
