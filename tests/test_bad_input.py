@@ -408,7 +408,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "nan": (lambda: with_value(NAN), "Parameter 'weight' holds NaN or infinity"),
     "inf": (lambda: with_value(INF), "Parameter 'weight' holds NaN or infinity"),
     "pair": (lambda: Pair(5, 3).double().eval(), r"must return a tensor or an object with \.logits, not a tuple"),
-    "summed": (lambda: nn.Sequential(nn.Linear(5, 3), nn.Flatten(0)).double().eval(), "40 samples gave an output of"),
+    "summed": (lambda: nn.Sequential(nn.Linear(5, 3), nn.Flatten(0)).double().eval(), "32 samples gave an output of"),
     "images": (lambda: nn.Sequential(nn.Linear(5, 4), nn.Unflatten(1, (2, 2))).double().eval(), "a loss function of"),
     "frozen": (lambda: nn.Linear(5, 3).double().eval().requires_grad_(False), "No parameter .* requires_grad=True"),
     "mixed": (

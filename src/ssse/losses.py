@@ -148,10 +148,9 @@ class CustomLoss(Loss):
         self.function = function
         self.shape = shape  # of one sample's output, as the user's function expects it
         name = getattr(function, "__qualname__", type(function).__qualname__)
-        public = {
-            k: v for k, v in getattr(function, "__dict__", {}).items() if not k.startswith("_") and k != "training"
-        }
-        settings = ", ".join(f"{k}={v}" for k, v in public.items() if isinstance(v, (str, int, float)))
+        # A loss module's settings (reduction and the like) are part of which loss it is.
+        public = [(k, v) for k, v in getattr(function, "__dict__", {}).items() if k[0] != "_" and k != "training"]
+        settings = ", ".join(f"{k}={v}" for k, v in public if isinstance(v, (str, int, float)))
         self.name = f"custom:{name}" + (f"({settings})" if settings else "")
 
     def _of_one(self, z: Tensor, y: Tensor) -> Tensor:
