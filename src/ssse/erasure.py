@@ -256,14 +256,14 @@ def _read_request(problem: Problem, curvature: Curvature, forget: Iterable[Any])
     at = problem
     if curvature.joint is not None:
         at = Problem(problem.with_theta(curvature.joint.theta), problem.loss, problem.layout.names)
-    outputs = at.probe(batches[0])
+    at.probe(batches[0])
     problem.loss = at.loss
     count = sum(len(batch[1]) for batch in batches)
     if count >= curvature.n:
         raise InvalidData(
             f"The forget set has {count} samples and the curvature stands for {curvature.n}; something must remain."
         )
-    per_sample = curvature.kind.rows_per_sample(at.loss, outputs)
+    per_sample = curvature.kind.rows_per_sample(at.loss, at.outputs)
     if at.linear is None and not isinstance(curvature.structure, MatrixFree):
         needed = 2 * count * per_sample * at.layout.dim * (torch.finfo(at.dtype).bits // 8)
         budget = memory_budget(at.device, None)

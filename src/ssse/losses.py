@@ -31,8 +31,8 @@ class Loss(ABC):
     name: str
 
     @abstractmethod
-    def check(self, z: Tensor, y: Tensor) -> None:
-        """Raise InvalidData where y cannot be a label of z."""
+    def check(self, y: Tensor, shape: torch.Size) -> None:
+        """Raise InvalidData where y cannot be the labels of outputs of that shape, (n, c)."""
 
     @abstractmethod
     def values(self, z: Tensor, y: Tensor) -> Tensor:
@@ -58,16 +58,16 @@ class CrossEntropy(Loss):
 
     name = "cross_entropy"
 
-    def check(self, z: Tensor, y: Tensor) -> None:
+    def check(self, y: Tensor, shape: torch.Size) -> None:
         if y.is_floating_point() or y.dim() != 1:
             raise InvalidData(
-                f"cross_entropy needs one integer class index a sample, shape ({len(z)},); got {y.dtype} of shape "
+                f"cross_entropy needs one integer class index a sample, shape ({shape[0]},); got {y.dtype} of shape "
                 f"{tuple(y.shape)}. For 0/1 attributes use the loss 'binary_cross_entropy'."
             )
         low, high = int(y.min()), int(y.max())
-        if low < 0 or high >= z.shape[1]:
+        if low < 0 or high >= shape[1]:
             raise InvalidData(
-                f"Labels must lie in 0 … {z.shape[1] - 1}, the model's {z.shape[1]} outputs; found {low} … {high}."
+                f"Labels must lie in 0 … {shape[1] - 1}, the model's {shape[1]} outputs; found {low} … {high}."
             )
 
     def values(self, z: Tensor, y: Tensor) -> Tensor:
@@ -92,8 +92,8 @@ class BinaryCrossEntropy(Loss):
 
     name = "binary_cross_entropy"
 
-    def check(self, z: Tensor, y: Tensor) -> None:
-        _check_same_shape(z, y, "0/1 value")
+    def check(self, y: Tensor, shape: torch.Size) -> None:
+        _check_same_shape(shape, y, "0/1 value")
         if not bool(((y == 0) | (y == 1)).all()):
             raise InvalidData(
                 f"binary_cross_entropy needs labels 0 or 1; found values from {float(y.min()):g} to "
@@ -120,8 +120,8 @@ class SquaredError(Loss):
 
     name = "mse"
 
-    def check(self, z: Tensor, y: Tensor) -> None:
-        _check_same_shape(z, y, "number")
+    def check(self, y: Tensor, shape: torch.Size) -> None:
+        _check_same_shape(shape, y, "number")
         if not bool(torch.isfinite(y).all()):
             raise InvalidData("A target is NaN or infinite. Remove or repair that sample.")
 
@@ -160,10 +160,8 @@ class CustomLoss(Loss):
             raise InvalidSetting(f"The loss {self.name} must return a tensor, not a {type(value).__name__}.")
         return value.sum()  # a mean or a sum over one sample is the sample; check_batch sees to it
 
-    def check(self, z: Tensor, y: Tensor) -> None:
-        values = self.values(z, y)
-        if not bool(torch.isfinite(values).all()):
-            raise InvalidData(f"The loss {self.name} is NaN or infinite on a sample.")
+    def check(self, y: Tensor, shape: torch.Size) -> None:
+        """What labels may be, only the user's function knows."""
 
     @torch.no_grad()
     def check_batch(self, z: Tensor, y: Tensor) -> None:
@@ -235,8 +233,8 @@ def _like(z: Tensor, y: Tensor) -> Tensor:
     return y.reshape(z.shape).to(z.dtype)
 
 
-def _check_same_shape(z: Tensor, y: Tensor, what: str) -> None:
-    if y.numel() != z.numel():
+def _check_same_shape(shape: torch.Size, y: Tensor, what: str) -> None:
+    if y.numel() != shape.numel():
         raise InvalidData(
-            f"Each output needs its {what}: the model returns {tuple(z.shape)}, the labels are {tuple(y.shape)}."
+            f"Each output needs its {what}: the model returns {tuple(shape)}, the labels are {tuple(y.shape)}."
         )

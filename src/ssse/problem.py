@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,8 +30,8 @@ class Problem:
     of the model stays as it is. The model itself is never changed.
 
     Attributes:
-        layout: the parameters in θ. linear: their shape if θ is one linear layer that ends the model
-        (set by `probe`), for then everything has a closed form.
+        layout: the parameters in θ. outputs: c, the number of outputs; and linear: the shape of θ if it
+        is one linear layer that ends the model, for then everything has a closed form (set by `probe`).
     """
 
     def __init__(self, model: nn.Module, loss_fn: LossLike | Loss, parameters: ParameterChoice = "all"):
@@ -38,6 +39,7 @@ class Problem:
         self.model = model
         self.loss = as_loss(loss_fn)
         self.layout = choose_parameters(model, parameters)
+        self.outputs = 0
         self.linear: LinearShape | None = None
         self._head: nn.Linear | None = None
         tensors = self.parameters()
@@ -86,16 +88,20 @@ class Problem:
             handle.remove()
         return z, seen[-1]
 
-    def check_outputs(self, z: Tensor, y: Tensor) -> None:
+    def total_loss(self, z: Tensor, y: Tensor) -> float:
+        """Σ ℓ over a batch, whose outputs and losses must be finite."""
         if not bool(torch.isfinite(z).all()):
             raise InvalidData("The model's output is NaN or infinite on a sample; check the inputs' scale.")
-        self.loss.check(z, y)
+        total = float(self.loss.values(z, y).sum(dtype=torch.float64))
+        if not math.isfinite(total):
+            raise InvalidData(f"The loss {self.loss.name} is NaN or infinite on a sample.")
+        return total
 
-    def probe(self, batch: Batch) -> int:
-        """Look at the model on a few samples: refuse what cannot work, find out whether it is linear in θ.
+    def check_labels(self, y: Tensor) -> None:
+        self.loss.check(y, torch.Size((len(y), self.outputs)))
 
-        Returns the number of outputs.
-        """
+    def probe(self, batch: Batch) -> None:
+        """Look at the model on a few samples: refuse what cannot work, find out whether it is linear in θ."""
         x, y = slice_batch(batch[0], slice(0, PROBE_SAMPLES)), batch[1][:PROBE_SAMPLES]
         floating = x.values() if isinstance(x, dict) else [x]
         for value in floating:
@@ -116,7 +122,9 @@ class Problem:
                 f"{tuple(raw.shape)}. Pass a loss function of your own."
             )
         z = _flat_outputs(raw)
-        self.check_outputs(z, y)
+        self.outputs = z.shape[1]
+        self.check_labels(y)
+        self.total_loss(z, y)
         if isinstance(self.loss, CustomLoss) and len(y) > 1:
             self.loss.check_batch(z, y)
         scale = float(z.abs().max()) + torch.finfo(z.dtype).tiny
@@ -135,7 +143,6 @@ class Problem:
                 "gradient is then not its own. Use fixed statistics."
             )
         self._find_linear(x, z)
-        return z.shape[1]
 
     def _find_linear(self, x: Inputs, z: Tensor) -> None:
         """θ is one nn.Linear, used once, and its output is the model's output."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import jvp, vjp, vmap
+from torch.func import grad, jvp, vjp, vmap
 
 from ssse.batches import Inputs
 from ssse.partition import Block, LinearShape
@@ -333,8 +333,7 @@ class NetworkRows(Rows):
         problem = self.problem
 
         def of_one(parameters: dict[str, Tensor], x: Inputs, cores: Tensor) -> dict[str, Tensor]:
-            lifted = {k: v[None] for k, v in x.items()} if isinstance(x, dict) else x[None]
-            pull = vjp(lambda p: problem.call(p, lifted)[0], parameters)[1]
+            pull = vjp(lambda p: problem.call(p, _batch_of_one(x))[0], parameters)[1]
             return vmap(pull)(cores)[0] if len(cores) > 1 else {k: v[None] for k, v in pull(cores[0])[0].items()}
 
         rows = vmap(of_one, in_dims=(None, 0, 0))(problem.parameters(), self.x, self.cores)
@@ -342,6 +341,21 @@ class NetworkRows(Rows):
 
     def _outputs(self, parameters: dict[str, Tensor]) -> Tensor:
         return self.problem.call(parameters, self.x)
+
+
+def gradient_rows(problem: Problem, x: Inputs, y: Tensor) -> tuple[ExplicitRows, Tensor]:
+    """∇ℓ of every sample, and the outputs z, by one vectorised forward and backward pass."""
+
+    def of_one(parameters: dict[str, Tensor], x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
+        z = problem.call(parameters, _batch_of_one(x))
+        return problem.loss.values(z, y[None]).sum(), z[0].detach()
+
+    rows, z = vmap(grad(of_one, has_aux=True), in_dims=(None, 0, 0))(problem.parameters(), x, y)
+    return ExplicitRows(problem.layout.flatten(rows, lead=1)), z
+
+
+def _batch_of_one(x: Inputs) -> Inputs:
+    return {key: value[None] for key, value in x.items()} if isinstance(x, dict) else x[None]
 
 
 def add_lower_product(out: Tensor, left: Tensor, right: Tensor, sign: float = 1.0) -> None:

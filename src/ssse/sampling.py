@@ -14,7 +14,7 @@ from ssse.errors import InvalidSetting
 from ssse.fingerprint import bytes_of
 from ssse.losses import Loss
 from ssse.problem import Problem
-from ssse.rows import ExplicitRows, HeldRows, LinearRows, NetworkRows, Rows
+from ssse.rows import ExplicitRows, HeldRows, LinearRows, NetworkRows, Rows, gradient_rows
 
 KINDS = ("empirical", "expected", "sampled")
 
@@ -68,8 +68,9 @@ class Measured:
 def measure(problem: Problem, kind: RowKind, batch: Batch) -> Measured:
     """One batch with its rows as they come: for models that are not linear in θ, not formed."""
     x, y = batch
+    problem.check_labels(y)
     z, features = problem.forward(x)
-    problem.check_outputs(z, y)
+    total = problem.total_loss(z, y)
     cores = kind.cores(problem.loss, z, y, x)
     rows = _make_rows(problem, x, features, cores)
     if kind.name == "empirical":
@@ -77,15 +78,15 @@ def measure(problem: Problem, kind: RowKind, batch: Batch) -> Measured:
     else:
         slope = _make_rows(problem, x, features, problem.loss.gradient(z, y).unsqueeze(1))
     gradient = slope.transposed_times(z.new_ones(len(y)))
-    return Measured(rows, _total_loss(problem, z, y), gradient, len(y))
+    return Measured(rows, total, gradient, len(y))
 
 
 def measure_held(problem: Problem, kind: RowKind, batch: Batch, salt: bytes | None = None) -> tuple[HeldRows, Measured]:
     """One batch with its rows in memory, as a structure takes them in.
 
-    The empirical rows of a network are its per-sample gradients, so their sum is the batch's and
-    costs nothing more. Consecutive samples are joined where the kind asks for mini-batches. With a
-    salt, each row carries a digest of its sample.
+    The empirical rows of a network are its per-sample gradients: one vectorised forward and backward
+    pass gives them, the outputs, and by summing the batch's gradient. Consecutive samples are joined
+    where the kind asks for mini-batches. With a salt, each row carries a digest of its sample.
     """
     if problem.linear is not None or kind.name != "empirical":
         measured = measure(problem, kind, batch)
@@ -93,10 +94,9 @@ def measure_held(problem: Problem, kind: RowKind, batch: Batch, salt: bytes | No
         held: HeldRows = rows.explicit() if isinstance(rows, NetworkRows) else rows  # type: ignore[assignment]
     else:
         x, y = batch
-        z, _ = problem.forward(x)
-        problem.check_outputs(z, y)
-        held = NetworkRows(problem, x, kind.cores(problem.loss, z, y, x)).explicit()
-        measured = Measured(held, _total_loss(problem, z, y), held.values.sum(0), len(y))
+        problem.check_labels(y)
+        held, z = gradient_rows(problem, x, y)
+        measured = Measured(held, problem.total_loss(z, y), held.values.sum(0), len(y))
     if kind.per_batch > 1:
         return _join(held, kind.per_batch), measured
     if salt is not None:
@@ -134,10 +134,6 @@ def _make_rows(problem: Problem, x: Inputs, features: Tensor | None, cores: Tens
 def _join(rows: HeldRows, per_batch: int) -> ExplicitRows:
     groups = rows.matrix().split(per_batch)
     return ExplicitRows(torch.stack([group.sum(0) / len(group) ** 0.5 for group in groups]))
-
-
-def _total_loss(problem: Problem, z: Tensor, y: Tensor) -> float:
-    return float(problem.loss.values(z, y).sum(dtype=torch.float64))
 
 
 def uniforms_of_samples(x: Inputs, count: int, seed: int) -> np.ndarray:

@@ -90,9 +90,9 @@ def plan_fit(problem: Problem, data: Iterable[Any], wanted: Wanted, budget: int 
     if not seen:
         raise InvalidData("The training data is empty.")
     trial = next(regroup(seen, min(PROBE_SAMPLES, sum(len(y) for _, y in seen))))
-    outputs = problem.probe(trial)
+    problem.probe(trial)
     free = memory_budget(problem.device, budget)
-    task = Task(problem, outputs, count_samples(data), free, 0.0 if problem.linear else _row_seconds(problem, trial))
+    task = Task(problem, count_samples(data), free, 0.0 if problem.linear else _row_seconds(problem, trial))
     plan = make_plan(task, wanted)
     return plan, itertools.chain(seen, (read_batch(batch, problem.device) for batch in stream))
 

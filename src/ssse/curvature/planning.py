@@ -76,12 +76,11 @@ class Task:
     """What has to be fitted, and on what.
 
     Attributes:
-        outputs: of the model. n: samples, where known. budget: bytes of memory.
+        n: samples, where known. budget: bytes of memory.
         row_seconds: to compute one row of a model that is not linear in θ, measured.
     """
 
     problem: Problem
-    outputs: int
     n: int | None
     budget: int
     row_seconds: float = 0.0
@@ -171,7 +170,7 @@ def _check_wanted(wanted: Wanted, n: int | None, dtype: torch.dtype) -> None:
 
 def _candidates(task: Task, wanted: Wanted) -> Iterator[Wanted]:
     """Ways to fit, the most faithful first, that agree with what the user fixed."""
-    problem, outputs, n = task.problem, task.outputs, task.n
+    problem, outputs, n = task.problem, task.problem.outputs, task.n
     if problem.linear is not None:
         # The outputs of logistic and least-squares models do not interact: a block for each is exact.
         coupled = isinstance(problem.loss, (CrossEntropy, CustomLoss)) and outputs > 1
@@ -207,7 +206,7 @@ def _rows_name(wanted: Wanted, proposed: str) -> str:
 
 
 def _estimate(task: Task, way: Wanted) -> Plan:
-    problem, outputs, n, budget = task.problem, task.outputs, task.n, task.budget
+    problem, outputs, n, budget = task.problem, task.problem.outputs, task.n, task.budget
     kind = RowKind(way.rows, way.rows_per_batch, way.seed)
     dtype = way.dtype or problem.dtype
     size = torch.empty((), dtype=dtype).element_size()
