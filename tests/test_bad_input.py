@@ -343,8 +343,12 @@ def test_a_stranger_cannot_leave_the_stored_curvature(structure):
     sample = problems.linear("cross_entropy")
     curvature = fit(sample, structure=structure, rows="empirical")
     strangers = [(torch.full((2, 5), 20.0, dtype=torch.float64), torch.tensor([0, 1]))]
+    if structure == "lowrank":  # knows its samples, so it notices at once
+        with refused(ssse.Refused, "2 of the rows to forget are not among", sample.model):
+            ssse.erase(sample.model, curvature, sample.loss, strangers, leave_out=False)
+        return
     erasure = ssse.erase(sample.model, curvature, sample.loss, strangers, leave_out=False)
-    with refused(ssse.SSSEError, "not among|not positive definite|more curvature", sample.model):
+    with refused(ssse.SSSEError, "not positive definite|more curvature", sample.model):
         _ = erasure.curvature
 
 
@@ -657,18 +661,6 @@ def test_streams_that_change_their_mind():
     joint = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 2)), policy="joint")
     with refused(InvalidSetting, "begun with leave_out=True; its requests must stay with it", joint.model):
         ssse.erase(joint.model, joint.curvature, sample.loss, sample.part(slice(2, 4)), leave_out=False)
-
-
-def test_a_second_request_to_a_lowrank_curvature_is_not_blamed_on_the_data():
-    """After a rebase θ is another, and so are the rows: either that works, or the settings are at fault."""
-    sample = problems.converged(problems.linear("cross_entropy"), 1e-2)
-    first = ssse.erase(sample.model, fit(sample, structure="lowrank"), sample.loss, sample.part(slice(0, 2)))
-    second = attempt(lambda: ssse.erase(first.model, first.curvature, sample.loss, sample.part(slice(2, 4))))
-    if isinstance(second, ssse.SSSEError):
-        assert isinstance(second, InvalidSetting), second
-        assert "joint" in str(second)
-    else:
-        assert second.diagnostics.k == 2
 
 
 def test_matrix_free_and_its_data():

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import itertools
 import json
+import weakref
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import ssse
+from ssse.errors import InvalidData, InvalidSetting
 from tests import dense, problems
 
 DAMPING, DECAY = 1e-2, 3e-2
@@ -82,8 +86,9 @@ def test_leave_out_with_empirical_rows_is_the_closed_form_of_the_design():
     assert_near(leverages, torch.linalg.eigvalsh(rows[:k] @ z).flip(0))
 
 
-def test_least_squares_is_exact():
-    """For squared loss, λ = w and (n−k)w = nλ' the leave-k-out step is the retrained model."""
+def test_least_squares_is_exact_but_for_the_damping_that_stays():
+    """For squared loss the step reaches the minimiser of the leave-k-out loss with weight decay nw/(n−k),
+    but for the share kwθ* of the regulariser in g_S, which is the price of keeping nλ."""
     sample = problems.converged(problems.linear("mse", n=30), DECAY)
     n, k = 30, 6
     rest_decay = DECAY * n / (n - k)  # the damping that leaving out keeps; the gradient's share of w goes with it
@@ -231,7 +236,7 @@ def test_modes_flags_and_buffers_survive():
 
 def test_diagnostics_are_measured_and_readable():
     sample = problems.converged(problems.linear("cross_entropy", n=60), DECAY)
-    erasure = ssse.erase(sample.model, fit(sample), sample.loss, sample.part(slice(0, 2)))
+    erasure = ssse.erase(sample.model, fit(sample, damping=DECAY), sample.loss, sample.part(slice(0, 2)))
     found = erasure.diagnostics
     assert found.verdict == "ok"
     assert found.reasons == ()
@@ -262,3 +267,107 @@ def test_caution_when_conjugate_gradients_stop_early():
     found = ssse.erase(sample.model, free, sample.loss, sample.part(slice(0, 2))).diagnostics
     assert found.verdict == "caution"
     assert any("1 steps of conjugate gradients" in reason for reason in found.reasons)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"rows": "empirical"}, "the scale ε must be chosen"),
+        ({"rows": "sampled"}, "the scale ε must be chosen"),
+        ({"structure": "diagonal", "blocks": "auto"}, "keeps only a part of the curvature"),
+        ({"structure": "lowrank", "blocks": "auto", "rank": 5}, "keeps only a part of the curvature"),
+        ({"blocks": "output"}, "between its 3 blocks is left out"),
+        ({"damping": 1e-6}, "is not the weight decay"),
+        ({"damping": 1.0}, "is not the weight decay"),
+    ],
+)
+def test_ok_is_said_of_the_newton_step_alone(options, reason):
+    sample = problems.converged(problems.linear("cross_entropy", n=60), DECAY)
+    forget = sample.part(slice(0, 2))
+    assert ssse.erase(sample.model, fit(sample, damping=DECAY), sample.loss, forget).diagnostics.verdict == "ok"
+    found = ssse.erase(sample.model, fit(sample, **{"damping": DECAY, **options}), sample.loss, forget).diagnostics
+    assert found.verdict == "caution"
+    assert any(reason in line for line in found.reasons), found.reasons
+
+
+def test_ok_for_blocks_that_do_not_interact_and_caution_for_networks():
+    sample = problems.converged(problems.linear("binary_cross_entropy", n=60), DECAY)
+    curvature = fit(sample, damping=DECAY, blocks="output")
+    assert ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 2))).diagnostics.verdict == "ok"
+    network = problems.mlp()
+    found = ssse.erase(network.model, fit(network, damping=DECAY), network.loss, network.part(slice(0, 2))).diagnostics
+    assert any("not linear in θ" in reason for reason in found.reasons)
+
+
+def test_many_small_requests_are_judged_by_their_sum():
+    sample = problems.converged(problems.linear("cross_entropy", n=60), DECAY)
+    model, curvature, verdicts = sample.model, fit(sample, damping=DECAY), []
+    for i in range(5):
+        erasure = ssse.erase(model, curvature, sample.loss, sample.part(slice(2 * i, 2 * i + 2)), policy="joint")
+        model, curvature = erasure.model, erasure.curvature
+        verdicts.append(erasure.diagnostics.verdict)
+    assert verdicts[0] == "ok"
+    assert verdicts[-1] == "caution"
+
+
+def test_a_joint_stream_after_a_rebase_counts_from_there():
+    sample = problems.linear("cross_entropy")
+    first = ssse.erase(sample.model, fit(sample), sample.loss, sample.part(slice(0, 20)), leave_out=False)
+    options = {"leave_out": False, "policy": "joint"}
+    together = ssse.erase(first.model, first.curvature, sample.loss, sample.part(slice(20, 24)), **options)
+    one = ssse.erase(first.model, first.curvature, sample.loss, sample.part(slice(20, 22)), **options)
+    two = ssse.erase(one.model, one.curvature, sample.loss, sample.part(slice(22, 24)), **options)
+    assert_near(dense.theta(two.model), dense.theta(together.model), 1e-8)
+    with pytest.raises(InvalidSetting, match="keeps the forgotten rows in its curvature"):
+        ssse.erase(one.model, one.curvature, sample.loss, sample.part(slice(22, 24)), leave_out=False)
+
+
+def test_a_joint_matrix_free_stream_over_d_survives_the_disk(tmp_path):
+    sample = problems.linear("cross_entropy")
+    free = fit(sample, structure="matrix_free", blocks="auto", tolerance=1e-12)
+    options = {"leave_out": False, "policy": "joint"}
+    together = ssse.erase(sample.model, free, sample.loss, sample.part(slice(0, 4)), **options)
+    one = ssse.erase(sample.model, free, sample.loss, sample.part(slice(0, 2)), **options)
+    one.curvature.save(tmp_path / "stream")
+    loaded = ssse.Curvature.load(tmp_path / "stream")
+    forget = sample.part(slice(2, 4))
+    two = ssse.erase(one.model, loaded, sample.loss, forget, data=sample.data, **options)
+    assert_near(dense.theta(two.model), dense.theta(together.model), 1e-8)
+    with pytest.raises(InvalidData, match="holds 38 samples; this curvature stands for 40"):
+        ssse.erase(one.model, loaded, sample.loss, forget, data=sample.part(slice(2, None)), **options)
+
+
+def test_an_erasure_lets_go_of_the_samples_once_its_curvature_is_made():
+    sample = problems.linear("cross_entropy")
+    x, y = sample.x[:3].clone(), sample.y[:3].clone()
+    held = weakref.ref(x)
+    erasure = ssse.erase(sample.model, fit(sample), sample.loss, [(x, y)])
+    del x
+    assert held() is not None
+    first = erasure.curvature
+    gc.collect()
+    assert held() is None
+    assert erasure.curvature is first
+
+
+def test_fitting_a_part_of_a_network_keeps_no_graph():
+    sample = problems.conv()  # every parameter asks for gradients, two are in θ
+    names = ["conv.weight", "norm.bias"]
+    for structure in ("dense", "matrix_free"):
+        for rows in ("empirical", "expected"):
+            curvature = fit(sample, rows=rows, parameters=names, structure=structure, blocks="auto")
+            assert not any(t.requires_grad for t in curvature.structure.state().values())
+            erasure = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 2)))
+            assert not erasure.direction.requires_grad
+
+
+def test_a_matrix_free_curvature_stays_at_its_own_theta():
+    sample = problems.mlp()
+    free = fit(sample, structure="matrix_free", blocks="auto", tolerance=1e-12)
+    pristine = copy.deepcopy(sample.model)
+    wanted = ssse.erase(pristine, free, sample.loss, sample.part(slice(0, 3)))
+    with torch.no_grad():
+        for parameter in sample.model.parameters():
+            parameter.mul_(3)
+    again = ssse.erase(pristine, free, sample.loss, sample.part(slice(0, 3)))
+    assert torch.equal(again.step, wanted.step)

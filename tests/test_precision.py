@@ -82,3 +82,44 @@ def test_symmetric_product_reads_the_lower_triangle_alone(strip):
     x = torch.randn(7, 2, generator=generator, dtype=torch.float64)
     whole = a.tril() + a.tril(-1).T
     torch.testing.assert_close(symmetric_product(a, x, strip), whole @ x)
+
+
+@pytest.mark.parametrize("damping", [1e-3, 1e-5])
+def test_truncated_directions_stay_orthonormal_in_float32(damping):
+    images, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(images[:400] / 16.0), torch.tensor(labels[:400])
+    torch.manual_seed(0)
+    model = nn.Linear(64, 10).double().eval()
+    options = {"damping": damping, "rows": "empirical", "structure": "lowrank", "rank": 390}
+    exact = ssse.Curvature.fit(model, "cross_entropy", [(x, y)], **options)
+    coarse = ssse.Curvature.fit(model.float(), "cross_entropy", [(x.float(), y)], **options)
+    v = torch.randn(650, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    wanted = exact.solve(v)
+    assert float((coarse.solve(v.float()).double() - wanted).norm() / wanted.norm()) < 1e-3
+
+
+def test_leaving_out_that_loses_its_digits_is_refused_not_returned():
+    """One sample alone holds a direction, 10⁷ times more than the damping does."""
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(60, 8, generator=generator)
+    x[:, 7] = 0
+    x[0, 7] = 3000.0
+    y = torch.randn(60, 1, generator=generator)
+    model = nn.Linear(8, 1, bias=False).eval()
+
+    def fit_and_erase(structure: str) -> ssse.Erasure:
+        curvature = ssse.Curvature.fit(model, "mse", [(x, y)], damping=1e-7, structure=structure)
+        return ssse.erase(model, curvature, "mse", [(x[:1], y[:1])])
+
+    for structure in ("dense", "lowrank"):
+        with pytest.raises(PrecisionLost, match="float64"):
+            fit_and_erase(structure)
+    model.double()
+    for structure in ("dense", "lowrank"):
+        curvature = ssse.Curvature.fit(model, "mse", [(x.double(), y.double())], damping=1e-7, structure=structure)
+        erasure = ssse.erase(model, curvature, "mse", [(x[:1].double(), y[:1].double())])
+        rows = x[1:].double()
+        m = rows.T @ rows + 60e-7 * torch.eye(8, dtype=torch.float64)
+        g = (model(x[:1].double()) - y[:1].double()) @ x[:1].double()
+        wanted = torch.linalg.solve(m, g[0].detach())
+        assert float((erasure.step - wanted).norm() / wanted.norm()) < 1e-3

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ssse.batches import regroup
+from ssse.errors import InvalidSetting
 from ssse.partition import make_blocks
 from ssse.problem import ParameterChoice, Problem
 from ssse.rows import ExplicitRows, HeldRows, LinearRows, NetworkRows, StackedRows
@@ -214,3 +215,72 @@ def test_mapping_batches_and_logits_objects():
         loss = F.cross_entropy(model(x["left"][i : i + 1], x["right"][i : i + 1])["logits"], y[i : i + 1])
         wanted = dense.flat(torch.autograd.grad(loss, list(model.parameters())))
         torch.testing.assert_close(rows[i], wanted)
+
+
+class InPlaceRelu(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(5, 3).double()
+
+    def forward(self, x):
+        return self.fc(x).relu_()
+
+
+class InPlaceScale(InPlaceRelu):
+    def forward(self, x):
+        z = self.fc(x)
+        z /= 4
+        return z
+
+
+class UsedTwice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(5, 5).double()
+
+    def forward(self, x):
+        return self.fc(torch.tanh(F.linear(x, self.fc.weight)))
+
+
+@pytest.mark.parametrize("make", [InPlaceRelu, InPlaceScale, UsedTwice])
+def test_models_that_only_look_linear_are_not_taken_for_it(make):
+    torch.manual_seed(0)
+    sample = problems.linear("cross_entropy")
+    sample.model = make().eval()
+    problem = probed(sample)
+    assert problem.linear is None
+    rows = measure_held(problem, RowKind("empirical"), (sample.x, sample.y))[0].matrix()
+    torch.testing.assert_close(rows, truth(sample, "empirical"), rtol=1e-9, atol=1e-12)
+
+
+class HeadFirst(nn.Module):
+    """Registered in another order than it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.body = nn.Linear(4, 3).double(), nn.Linear(5, 4).double()
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(x)))
+
+
+def test_the_head_is_the_layer_that_runs_last_or_is_refused():
+    sample = problems.linear("cross_entropy")
+    sample.model = HeadFirst().eval()
+    with pytest.raises(InvalidSetting, match=r"'body.weight', 'body.bias'.*'head.weight' runs last"):
+        probed(sample, "head")
+    tied = problems.tied()
+    tied.model.head.weight = tied.model.first.weight  # type: ignore[union-attr]
+    tied.model.head.bias = nn.Parameter(torch.zeros(4, dtype=torch.float64))  # type: ignore[union-attr]
+    problem = probed(tied, "head")
+    assert problem.layout.names == ("first.weight", "head.bias")
+    assert problem.linear is None  # the weight is at work elsewhere too
+
+
+def test_keeping_whole_samples_keeps_their_features_once():
+    sample = problems.linear("cross_entropy")
+    held, _ = measure_held(probed(sample), RowKind("expected"), (sample.x, sample.y))
+    assert isinstance(held, LinearRows)
+    kept = held.select(torch.arange(6, 120))
+    assert kept.features.shape[0] == 38
+    torch.testing.assert_close(kept.matrix(), held.matrix()[6:])

@@ -105,6 +105,11 @@ def check_repeatable(data: Any) -> None:
         raise InvalidData(
             "The data loader has drop_last=True, so some samples would never be seen. Use drop_last=False."
         )
+    if getattr(getattr(data, "sampler", None), "replacement", False):
+        raise InvalidData(
+            "The data loader draws samples with replacement, so some would count twice and others never be seen. Use a "
+            "sampler that passes over each sample once."
+        )
     dataset = getattr(data, "dataset", None)
     if dataset is None or not hasattr(dataset, "__getitem__") or not getattr(dataset, "__len__", lambda: 0)():
         return

@@ -21,13 +21,15 @@ class Diagnostics:
     """Measured while erasing.
 
     Attributes:
-        k, n: samples forgotten, samples the curvature stood for.
+        k, n, erased: samples forgotten now, samples the curvature stood for, samples erased from it before.
         step_norm, relative_step: ‖θ̂−θ‖, and over ‖θ‖.
         gradient_norm: ‖∇L(θ*)‖ of the training objective; None where it is no longer known.
         forget_gradient_norm: ‖g_S‖.
-        leverage_max, leverage_sum: of S in the curvature; above 1 no sample of the training data can be.
+        leverage_max, leverage_sum: the largest leverage of S, below 1 for samples of the training data, and
+            their sum, the number of parameters that S pays for.
         loss_before, loss_after: mean data loss on S under the old and the new model.
         predicted_change: of that mean loss, to first order.
+        verdict: "ok" means that the step is Newton's for a model linear in θ, and that its measures agree.
         reasons: why the verdict is not "ok". notes: what else one should know.
     """
 
@@ -36,6 +38,7 @@ class Diagnostics:
     notes: tuple[str, ...]
     k: int
     n: int
+    erased: int
     scale: float
     damping: float
     leave_out: bool
@@ -75,9 +78,10 @@ class Diagnostics:
 def judge(found: Diagnostics) -> list[str]:
     """Reasons for caution, in words and numbers; none if the step is one we vouch for."""
     reasons = []
-    if found.k > LARGE_FRACTION * found.n:
+    total, gone = found.n + found.erased, found.k + found.erased
+    if gone > LARGE_FRACTION * total:
         reasons.append(
-            f"{found.k / found.n:.1%} of the training data is forgotten at once, more than the "
+            f"{gone / total:.1%} of the training data is forgotten by now, more than the "
             f"{LARGE_FRACTION:.0%} up to which one step is vouched for."
         )
     if found.leverage_max is not None and found.leverage_max > LARGE_LEVERAGE:

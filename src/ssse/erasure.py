@@ -5,29 +5,34 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ssse.batches import Batch, check_repeatable, read_batch, regroup
 from ssse.curvature.artefact import Curvature, JointState
+from ssse.curvature.dense import Dense
+from ssse.curvature.diagonal import Diagonal
 from ssse.curvature.fit import bind_data
 from ssse.curvature.lowrank import LowRank
 from ssse.curvature.matrix_free import MatrixFree
 from ssse.curvature.planning import human_bytes, memory_budget
 from ssse.curvature.structure import LeftOut
+from ssse.curvature.truncated import Truncated
 from ssse.diagnostics import Diagnostics, judge
 from ssse.errors import DoesNotFit, InvalidData, InvalidSetting, ModelMismatch, Refused
 from ssse.fingerprint import Fingerprint
 from ssse.losses import LossLike
 from ssse.problem import Problem
 from ssse.rows import HeldRows, StackedRows
-from ssse.sampling import Measured, measure, measure_held
+from ssse.sampling import Measured, digest_samples, measure, measure_held
 
 POLICIES = ("rebase", "joint")
+UNCOUPLED = ("binary_cross_entropy", "mse")  # whose outputs do not interact
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,14 @@ class _Request:
             sums.append(found)
         gradient = torch.stack([found.gradient for found in sums]).sum(0, dtype=torch.float64)
         return StackedRows(parts), gradient.to(self.problem.dtype), sum(found.loss for found in sums)
+
+    def missing(self) -> int:
+        """Samples that the curvature does not know, where it knows its samples."""
+        structure = self.curvature.structure
+        if not isinstance(structure, LowRank) or self.curvature.kind.per_batch > 1:
+            return 0
+        digests = [torch.from_numpy(digest_samples(batch, structure.salt).view(np.int64)) for batch in self.batches]
+        return structure.count_missing(torch.cat(digests))
 
     def slope(self) -> tuple[Tensor, float]:
         """Σ∇ℓ and Σℓ alone."""
@@ -85,25 +98,28 @@ class Erasure:
     step: Tensor
     direction: Tensor
     diagnostics: Diagnostics
-    _request: _Request
-    _after: Curvature
+    _pending: list[_Request] = field(repr=False)
+    _after: Curvature = field(repr=False)
 
     @cached_property
     def curvature(self) -> Curvature:
         """The curvature for the next request, from which the forgotten rows are gone.
 
-        Made when first asked for (it refactorises every block). Until then this object still holds
-        the forgotten samples.
+        Made when first asked for (it refactorises every block). Until then this object still refers to
+        the forgotten samples, afterwards no longer. With policy="joint" their gradients stay, summed, and
+        with leave_out=False also their rows: that is what makes the order of requests irrelevant.
         """
-        if self._request.curvature.kind.per_batch > 1:
+        request = self._pending[0]
+        if request.curvature.kind.per_batch > 1:
             raise InvalidSetting(
                 "Rows of mini-batches mix samples, so the forgotten ones cannot leave this curvature. Fit a new one "
                 "on the data that remains, or fit with rows_per_batch=1."
             )
-        joint = self._after.joint
-        if joint is not None and not joint.leave_out:
-            return self._after  # the joint update over D needs D's curvature as it is
-        return replace(self._after, structure=self._request.curvature.structure.remove(self._request.rows()))
+        joint, after = self._after.joint, self._after
+        if joint is None or joint.leave_out:  # else the update over D needs D's curvature as it is
+            after = replace(after, structure=request.curvature.structure.remove(request.rows()))
+        self._pending.clear()
+        return after
 
 
 def erase(
@@ -131,8 +147,8 @@ def erase(
         scale: ε.
         leave_out: subtract the rows of S from the curvature, which needs nothing but S.
         residual: also correct for θ* not being stationary: g_S − n∇L(θ*) instead of g_S.
-        policy: for streams of requests. "rebase": the erased model becomes the new θ*, and nothing
-            kept can rebuild the old one. "joint": θ* and the sum of removed gradients are kept, so any
+        policy: for streams of requests. "rebase": the erased model becomes the new θ*; of the old one
+            only what the curvature holds remains. "joint": θ* and the sum of removed gradients are kept, so any
             order and grouping of the same requests gives the same model (at the scale of the last).
         data: the training data, for structure="matrix_free" only; the forgotten samples among it.
 
@@ -144,7 +160,7 @@ def erase(
     _check_settings(curvature, scale, leave_out, residual, policy)
     problem = _matching_problem(model, curvature, loss_fn)
     check_repeatable(forget)
-    request = _read_request(problem, curvature, forget)
+    request = _read_request(problem, curvature, forget, leave_out)
     if data is not None:
         if not isinstance(curvature.structure, MatrixFree):
             raise InvalidSetting('Only structure="matrix_free" reads the training data; leave data= out.')
@@ -154,7 +170,7 @@ def erase(
             curvature.kind,
             data,
             curvature.group,
-            curvature.n,
+            curvature.n if curvature.joint is None or curvature.joint.leave_out else curvature.joint.n,
             curvature.mean_loss,
         )
         curvature = replace(curvature, structure=bound)
@@ -164,7 +180,7 @@ def erase(
     gradient = gradient + request.count * curvature.weight_decay * origin
     removed = gradient if curvature.joint is None else gradient + curvature.joint.removed_gradient
     right = removed - _gradient_sum(curvature) if residual else removed
-    left = _solve(curvature, right, rows, request.count)
+    left = _solve(curvature, right, rows, request.count, 0 if leave_out else request.missing())
 
     found = Diagnostics(
         verdict="ok",
@@ -172,6 +188,7 @@ def erase(
         notes=_notes(curvature, problem, left),
         k=request.count,
         n=curvature.n,
+        erased=curvature.erased,
         scale=scale,
         damping=curvature.damping,
         leave_out=leave_out,
@@ -182,7 +199,7 @@ def erase(
         leverage_max=_known(float(left.leverages[0])) if leave_out else None,
         leverage_sum=_known(left.leverage_sum) if leave_out else None,
         leverages=tuple(v for v in left.leverages.tolist() if not math.isnan(v)) if leave_out else (),
-        loss_before=loss / request.count,
+        loss_before=loss / request.count if curvature.joint is None else _mean_loss(problem, request.batches),
     )
     _refuse_impossible(found, left, curvature)
 
@@ -203,11 +220,11 @@ def erase(
         predicted_change=float(data_gradient.double() @ (theta - origin).double()) / request.count,
         seconds=time.perf_counter() - started,
     )
-    reasons = judge(found) + ([f"{left.note}."] if "not below" in left.note else [])
+    reasons = judge(found) + doubts(curvature) + ([f"{left.note}."] if "not below" in left.note else [])
     found = replace(found, verdict="caution" if reasons else "ok", reasons=tuple(reasons))
     after = _curvature_after(curvature, problem, erased, request.count, removed, origin, leave_out, policy)
     request = replace(request, curvature=curvature)
-    return Erasure(erased, step, left.solution, found, request, after)
+    return Erasure(erased, step, left.solution, found, [request], after)
 
 
 def _check_settings(curvature: Curvature, scale: float, leave_out: bool, residual: bool, policy: str) -> None:
@@ -227,6 +244,11 @@ def _check_settings(curvature: Curvature, scale: float, leave_out: bool, residua
     if curvature.joint is not None and curvature.joint.leave_out != leave_out:
         raise InvalidSetting(
             f"This joint stream was begun with leave_out={curvature.joint.leave_out}; its requests must stay with it."
+        )
+    if curvature.joint is not None and not leave_out and policy != "joint":
+        raise InvalidSetting(
+            "A joint stream with leave_out=False keeps the forgotten rows in its curvature, so it cannot go on as a "
+            "rebased one. Stay with policy='joint', or fit a new curvature on the data that remains."
         )
 
 
@@ -249,7 +271,7 @@ def _matching_problem(model: nn.Module, curvature: Curvature, loss_fn: LossLike)
     return problem
 
 
-def _read_request(problem: Problem, curvature: Curvature, forget: Iterable[Any]) -> _Request:
+def _read_request(problem: Problem, curvature: Curvature, forget: Iterable[Any], leave_out: bool) -> _Request:
     batches = [batch for batch in (read_batch(b, problem.device) for b in forget) if len(batch[1])]
     if not batches:
         raise InvalidData("The forget set is empty; there is nothing to erase.")
@@ -264,7 +286,7 @@ def _read_request(problem: Problem, curvature: Curvature, forget: Iterable[Any])
             f"The forget set has {count} samples and the curvature stands for {curvature.n}; something must remain."
         )
     per_sample = curvature.kind.rows_per_sample(at.loss, at.outputs)
-    if at.linear is None and not isinstance(curvature.structure, MatrixFree):
+    if leave_out and at.linear is None and not isinstance(curvature.structure, MatrixFree):
         needed = 2 * count * per_sample * at.layout.dim * (torch.finfo(at.dtype).bits // 8)
         budget = memory_budget(at.device, None)
         if needed > budget:
@@ -275,24 +297,27 @@ def _read_request(problem: Problem, curvature: Curvature, forget: Iterable[Any])
     return _Request(at, curvature, list(regroup(batches, curvature.group)), count)
 
 
-def _solve(curvature: Curvature, right: Tensor, rows: StackedRows | None, k: int) -> LeftOut:
+def _solve(curvature: Curvature, right: Tensor, rows: StackedRows | None, k: int, missing: int) -> LeftOut:
     structure = curvature.structure
     if rows is not None:
         return structure.leave_out(rows, right)
-    # Definition 3.1: n/(n−k) of the full curvature; a joint stream counts from its first request on.
-    n = curvature.n + (curvature.erased if curvature.joint is not None else 0)
-    share = n / (curvature.n - k)
+    # Definition 3.1: n/(n−k) of the full curvature.
+    share = _samples_at_origin(curvature) / (curvature.n - k)
     if isinstance(structure, MatrixFree):
         left = structure.leave_out(None, right)  # with the solver's own account of its accuracy
         return replace(left, solution=left.solution * share)
-    return LeftOut(structure.solve(right) * share, torch.zeros(1), 0.0, "")
+    return LeftOut(structure.solve(right) * share, torch.zeros(1), 0.0, "", missing=missing)
 
 
 def _gradient_sum(curvature: Curvature) -> Tensor:
     """n∇L(θ*) over the data that the gradient was taken of."""
     assert curvature.gradient is not None
-    n = curvature.n + (curvature.erased if curvature.joint is not None else 0)
-    return n * curvature.gradient
+    return _samples_at_origin(curvature) * curvature.gradient
+
+
+def _samples_at_origin(curvature: Curvature) -> int:
+    """A joint stream counts from its first request on."""
+    return curvature.n if curvature.joint is None else curvature.joint.n
 
 
 def _refuse_impossible(found: Diagnostics, left: LeftOut, curvature: Curvature) -> None:
@@ -319,14 +344,35 @@ def _refuse_impossible(found: Diagnostics, left: LeftOut, curvature: Curvature) 
         )
 
 
+def doubts(curvature: Curvature) -> list[str]:
+    """Why even a perfectly computed step of this curvature is not the Newton step of the leave-k-out loss."""
+    reasons = []
+    if curvature.linear is None:
+        reasons.append("The model is not linear in θ: the step is an approximation without a guarantee.")
+    if curvature.kind.name != "expected":
+        reasons.append(
+            f"With {curvature.kind.name} rows the scale ε must be chosen by a measurement: 1 is right for expected "
+            "rows alone."
+        )
+    structure = curvature.structure
+    coupled = curvature.linear is not None and curvature.linear.outputs > 1 and curvature.loss not in UNCOUPLED
+    whole = 1 if coupled or curvature.linear is None else curvature.linear.outputs
+    if isinstance(structure, Dense) and len(structure.blocks) > whole:
+        reasons.append(f"The curvature between its {len(structure.blocks)} blocks is left out.")
+    if isinstance(structure, (Diagonal, Truncated)):
+        reasons.append(f"Structure '{structure.kind}' keeps only a part of the curvature.")
+    decay, damping = curvature.weight_decay, curvature.damping
+    if decay > 0 and not 0.5 <= damping / decay <= 2 * (1 + curvature.erased / curvature.n):
+        reasons.append(f"The damping {damping:.2g} is not the weight decay {decay:.2g} of the training.")
+    return reasons
+
+
 def _refused(found: Diagnostics, reason: str) -> Diagnostics:
     return replace(found, verdict="refused", reasons=(reason,))
 
 
 def _notes(curvature: Curvature, problem: Problem, left: LeftOut) -> tuple[str, ...]:
     notes = [note for note in curvature.notes if note.startswith("Only ")]
-    if curvature.linear is None:
-        notes.append("The model is not linear in θ: the step is an approximation without a guarantee.")
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in problem.model.modules()):
         notes.append("BatchNorm's running statistics still contain the forgotten samples.")
     if isinstance(curvature.structure, MatrixFree):
@@ -357,7 +403,7 @@ def _curvature_after(
         erased=curvature.erased + k,
         gradient=curvature.gradient if joint else None,
         mean_loss=None,
-        joint=JointState(origin, removed, leave_out) if joint else None,
+        joint=JointState(origin, removed, leave_out, _samples_at_origin(curvature)) if joint else None,
     )
 
 

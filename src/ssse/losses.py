@@ -12,6 +12,7 @@ The named losses are negative log-likelihoods of one sample: summed over outputs
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -151,6 +152,8 @@ class CustomLoss(Loss):
         # A loss module's settings (reduction and the like) are part of which loss it is.
         public = [(k, v) for k, v in getattr(function, "__dict__", {}).items() if k[0] != "_" and k != "training"]
         settings = ", ".join(f"{k}={v}" for k, v in public if isinstance(v, (str, int, float)))
+        if isinstance(function, nn.Module):
+            settings += "".join(f", {k}:{_short_digest(v)}" for k, v in function.state_dict().items())
         self.name = f"custom:{name}" + (f"({settings})" if settings else "")
 
     def _of_one(self, z: Tensor, y: Tensor) -> Tensor:
@@ -227,6 +230,10 @@ def _is_plain_cross_entropy(loss: object) -> bool:
         and loss.label_smoothing == 0.0
         and loss.ignore_index < 0
     )
+
+
+def _short_digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.detach().cpu().double().numpy().tobytes()).hexdigest()[:8]
 
 
 def _like(z: Tensor, y: Tensor) -> Tensor:

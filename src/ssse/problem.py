@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vjp
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -38,6 +38,7 @@ class Problem:
         refuse_training_mode(model)
         self.model = model
         self.loss = as_loss(loss_fn)
+        self._asked_for_head = parameters == "head"
         self.layout = choose_parameters(model, parameters)
         self.outputs = 0
         self.linear: LinearShape | None = None
@@ -70,6 +71,12 @@ class Problem:
             for name, value in self.layout.unflatten(theta).items():
                 named[name].copy_(value)
         return model
+
+    def copied(self) -> Problem:
+        """The same problem on a copy of the model, which nobody else can change."""
+        other = copy.copy(self)
+        other.model = copy.deepcopy(self.model)
+        return other
 
     def call(self, parameters: Mapping[str, Tensor], x: Inputs) -> Tensor:
         """z as a pure function of θ (as named tensors) and x, shape (n, c)."""
@@ -142,28 +149,61 @@ class Problem:
                 "A sample's output depends on the other samples of its batch (batch statistics in forward()?); its "
                 "gradient is then not its own. Use fixed statistics."
             )
-        self._find_linear(x, z)
+        calls = self._linear_calls(x)
+        if self._asked_for_head:
+            self._check_head(calls)
+        self._find_linear(x, calls, z)
 
-    def _find_linear(self, x: Inputs, z: Tensor) -> None:
-        """θ is one nn.Linear, used once, and its output is the model's output."""
-        for name, module in self.model.named_modules():
-            prefix = f"{name}." if name else ""
-            with_bias = self.layout.names == (f"{prefix}weight", f"{prefix}bias")
-            if type(module) is nn.Linear and (with_bias or self.layout.names == (f"{prefix}weight",)):
-                break
-        else:
-            return
-        calls: list[tuple[Any, Any]] = []
-        handle = module.register_forward_hook(lambda _, inputs, output: calls.append((inputs[0], output)))
+    def _linear_calls(self, x: Inputs) -> list[tuple[nn.Linear, Tensor, Tensor]]:
+        """Every linear layer that runs, in order, with copies of its input and output."""
+        calls: list[tuple[nn.Linear, Tensor, Tensor]] = []
+
+        def note(module: nn.Module, inputs: Any, output: Any) -> None:
+            if isinstance(module, nn.Linear):
+                calls.append((module, inputs[0].clone(), output.clone()))  # what follows may work in place
+
+        handles = [m.register_forward_hook(note) for m in self.model.modules() if isinstance(m, nn.Linear)]
         try:
             with torch.no_grad():
-                out = _flat_outputs(self._raw(x))
+                self._raw(x)
         finally:
-            handle.remove()
-        owners = sum(module.weight is p for m in self.model.modules() for p in m.parameters(recurse=False))
-        if len(calls) == 1 and owners == 1 and calls[0][0].dim() == 2 and torch.equal(calls[0][1], out):
-            self.linear = LinearShape(module.out_features, module.in_features, with_bias)
-            self._head = module
+            for handle in handles:
+                handle.remove()
+        return calls
+
+    def _check_head(self, calls: list[tuple[nn.Linear, Tensor, Tensor]]) -> None:
+        """The layer registered last must also be the one that runs last."""
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        last = calls[-1][0] if calls else None
+        if last is None or names.get(id(last.weight)) not in self.layout.names:
+            runs = "none runs" if last is None else f"'{names.get(id(last.weight))}' runs last"
+            raise InvalidSetting(
+                f'parameters="head" takes the linear layer registered last, {self.layout.names}, but {runs}. Name the '
+                "parameters you mean."
+            )
+
+    @torch.no_grad()
+    def _find_linear(self, x: Inputs, calls: list[tuple[nn.Linear, Tensor, Tensor]], z: Tensor) -> None:
+        """θ is one nn.Linear, used once and nowhere else, and its output is the model's output."""
+        named = dict(self.model.named_parameters())
+        theta = {id(named[name]) for name in self.layout.names}
+        fitting = [call for call in calls if id(call[0].weight) in theta]
+        if len(fitting) != 1 or type(fitting[0][0]) is not nn.Linear:
+            return
+        layer, features, output = fitting[0]
+        with_bias = layer.bias is not None and id(layer.bias) in theta
+        if len(theta) != 1 + with_bias or features.dim() != 2 or not torch.equal(output, z):
+            return
+        if named[self.layout.names[0]] is not layer.weight:
+            return  # the closed form has the weights first
+        # Autodiff has the last word: a weight may be used again by other means than a layer.
+        out, pull = vjp(lambda p: self.call(p, x), self.parameters())[:2]
+        product = pull(torch.ones_like(out))[0]
+        closed = features.sum(0).expand(layer.out_features, -1)
+        error = (product[self.layout.names[0]] - closed).norm()
+        if float(error) <= 1e-3 * float(closed.norm()) + torch.finfo(z.dtype).tiny:
+            self.linear = LinearShape(layer.out_features, layer.in_features, with_bias)
+            self._head = layer
 
     def _raw(self, x: Inputs) -> Any:
         args, kwargs = _arguments(x)
@@ -178,13 +218,13 @@ def choose_parameters(model: nn.Module, choice: ParameterChoice) -> Layout:
     if choice == "all":
         names = list(trainable)
     elif choice == "head":
-        linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         if not linears:
             raise InvalidSetting('parameters="head" needs a linear layer; the model has none. Name parameters instead.')
-        prefix = f"{linears[-1]}." if linears[-1] else ""
-        names = [name for name in (f"{prefix}weight", f"{prefix}bias") if name in trainable]
+        label, layer = linears[-1]
+        names = [name for name, p in trainable.items() if p is layer.weight or p is layer.bias]
         if not names:
-            raise InvalidModel(f"The last linear layer, '{linears[-1]}', is frozen (requires_grad=False).")
+            raise InvalidModel(f"The last linear layer, '{label}', is frozen (requires_grad=False).")
     elif isinstance(choice, str):
         raise InvalidSetting(f'parameters must be "all", "head" or a list of names, not {choice!r}.')
     else:

@@ -112,7 +112,7 @@ class ExplicitRows(HeldRows):
         return self.values.square().sum(0)
 
     def select(self, keep: Tensor) -> ExplicitRows:
-        return ExplicitRows(self.values[keep], None if self.digests is None else self.digests[keep])
+        return ExplicitRows(self.values[keep], None if self.digests is None else self.digests[keep.cpu()])
 
     def to(self, where: torch.dtype | torch.device) -> ExplicitRows:
         return ExplicitRows(self.values.to(where), self.digests)
@@ -201,10 +201,13 @@ class LinearRows(HeldRows):
         return self._as_vector(layer.unsqueeze(2)).squeeze(1)
 
     def select(self, keep: Tensor) -> LinearRows:
-        """Keeping part of a sample's rows splits it into samples of one row each."""
         n, r, c = self.cores.shape
         samples = torch.div(keep, r, rounding_mode="floor")
-        digests = None if self.digests is None else self.digests[keep]
+        digests = None if self.digests is None else self.digests[keep.cpu()]
+        whole = samples[::r]
+        if len(keep) == len(whole) * r and bool((keep.view(-1, r) == whole[:, None] * r + _count(r, keep)).all()):
+            return LinearRows(self.features[whole], self.cores[whole], self.shape, digests)
+        # Part of a sample's rows: a sample of one row for each.
         return LinearRows(self.features[samples], self.cores.reshape(n * r, 1, c)[keep], self.shape, digests)
 
     def to(self, where: torch.dtype | torch.device) -> LinearRows:
@@ -317,17 +320,20 @@ class NetworkRows(Rows):
         self.count = self.cores.shape[0] * self.cores.shape[1]
         self.dim = self.problem.layout.dim
 
+    @torch.no_grad()  # parameters outside θ may ask for gradients of their own
     def times(self, v: Tensor) -> Tensor:
         tangent = self.problem.layout.unflatten(v.to(self.cores.dtype))
         jv = jvp(self._outputs, (self.problem.parameters(),), (tangent,))[1]
         return (self.cores @ jv.unsqueeze(2)).reshape(-1)
 
+    @torch.no_grad()
     def transposed_times(self, u: Tensor) -> Tensor:
         n, r, _ = self.cores.shape
         cotangent = (self.cores.mT @ u.to(self.cores.dtype).view(n, r, 1)).squeeze(2)
         pull = vjp(self._outputs, self.problem.parameters())[1]
         return self.problem.layout.flatten(pull(cotangent)[0])
 
+    @torch.no_grad()
     def explicit(self) -> ExplicitRows:
         """Every row, by one vectorised reverse pass over the batch."""
         problem = self.problem
@@ -343,6 +349,7 @@ class NetworkRows(Rows):
         return self.problem.call(parameters, self.x)
 
 
+@torch.no_grad()
 def gradient_rows(problem: Problem, x: Inputs, y: Tensor) -> tuple[ExplicitRows, Tensor]:
     """∇ℓ of every sample, and the outputs z, by one vectorised forward and backward pass."""
 
@@ -367,6 +374,10 @@ def add_lower_product(out: Tensor, left: Tensor, right: Tensor, sign: float = 1.
     for start in range(0, out.shape[0], strip):
         stop = min(start + strip, out.shape[0])
         out[start:stop, :stop].addmm_(left[:, start:stop].mT, right[:, :stop], alpha=sign)
+
+
+def _count(r: int, like: Tensor) -> Tensor:
+    return torch.arange(r, device=like.device)
 
 
 def join_rows(parts: Sequence[HeldRows]) -> HeldRows:

@@ -21,7 +21,7 @@ from ssse.curvature.planning import Plan, Wanted
 from ssse.curvature.recurrence import Recurrence
 from ssse.curvature.structure import Structure
 from ssse.curvature.truncated import Truncated
-from ssse.errors import BrokenArtefact, InvalidSetting
+from ssse.errors import BrokenArtefact, InvalidData, InvalidSetting
 from ssse.fingerprint import Fingerprint
 from ssse.losses import LossLike
 from ssse.partition import BlockSpec, Layout, LinearShape
@@ -37,6 +37,7 @@ class JointState:
     theta: Tensor
     removed_gradient: Tensor
     leave_out: bool
+    n: int  # samples that θ* was trained on, as far as this stream knows
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ class Curvature:
 
         Args:
             model: the trained model, in eval mode. It is not changed.
-            loss_fn: "cross_entropy", "binary_cross_entropy", "mse", or a function of (model(x), y).
+            loss_fn: "cross_entropy", "binary_cross_entropy", "mse", or a function of (model(x), y). The named
+                ones sum over a sample's outputs (torch's own BCE and MSE average: pass those as functions).
             data: batches (x, y) or mappings: a DataLoader, a list, any iterable.
             damping: λ; the weight decay if not given.
             weight_decay: w of the training objective (1/n) Σ ℓᵢ + (w/2)‖θ‖².
@@ -211,7 +213,7 @@ class Curvature:
             "erased": self.erased,
             "mean_loss": self.mean_loss,
             "gradient_norm": None if self.gradient is None else float(self.gradient.norm()),
-            "joint": None if self.joint is None else {"leave_out": self.joint.leave_out},
+            "joint": None if self.joint is None else {"leave_out": self.joint.leave_out, "n": self.joint.n},
             "group": self.group,
             "notes": list(self.notes),
         }
@@ -225,7 +227,7 @@ class Curvature:
         joint = None
         if manifest["joint"] is not None:
             theta, removed = tensors.pop("joint_theta"), tensors.pop("joint_removed_gradient")
-            joint = JointState(theta, removed, manifest["joint"]["leave_out"])
+            joint = JointState(theta, removed, manifest["joint"]["leave_out"], manifest["joint"]["n"])
         return cls(
             structure=restore_structure(manifest["structure"], tensors, linear),
             kind=RowKind(**manifest["rows"]),
@@ -266,7 +268,9 @@ def plan(
     dtype: torch.dtype | None = None,
     memory_budget: int | str | None = None,
 ) -> Plan:
-    """What `Curvature.fit` would do with the same arguments, its memory and its time; nothing is computed."""
+    """What `Curvature.fit` would do with these choices, its memory and its time; only a trial is computed."""
+    if iter(data) is data:
+        raise InvalidData("plan() would use up an iterator's first batch; pass a DataLoader or a list.")
     wanted = Wanted(rows, rows_per_batch, 0, structure, blocks, rank, dtype)
     return plan_fit(Problem(model, loss_fn, parameters), data, wanted, memory_budget)[0]
 

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from ssse.curvature.gram import DampedGram, symmetric_product
 from ssse.curvature.structure import Builder, LeftOut, Structure, close_gap
-from ssse.errors import NotPositiveDefinite
+from ssse.errors import NotPositiveDefinite, PrecisionLost
 from ssse.partition import Block
 from ssse.rows import HeldRows
+
+ACCEPTED_LOSS = 1e-2  # of a step, to cancellation; the estimate is within a factor of about four
 
 
 class DenseBuilder(Builder):
@@ -146,16 +148,25 @@ def _leave_out_of_block(gram: DampedGram, rows: HeldRows, block: Block, v: Tenso
     removed = torch.zeros_like(gram.square)
     rows.add_gram(removed, block)
     removed.tril_()
-    leverages = _largest_leverage(gram, removed)  # alone: the trace is not known then
     try:
         remaining = DampedGram.factorise(gram.gram() - removed, gram.ridge, gram.name)
     except NotPositiveDefinite:
-        return _BlockLeftOut(torch.full_like(v, torch.nan), leverages, indefinite=True, all_leverages=False)
+        nothing = torch.full_like(v, torch.nan)
+        return _BlockLeftOut(nothing, _largest_leverage(gram, removed), indefinite=True, all_leverages=False)
+    # The largest eigenvalue a of M₋S⁻¹M tells how much the subtraction cancelled: the leverage is 1 − 1/a.
+    amplified = 1 + float(_largest_leverage(remaining, removed))
+    lost = torch.finfo(v.dtype).eps * amplified
+    if lost > ACCEPTED_LOSS:
+        raise PrecisionLost(
+            f"In block '{gram.name}' the forgotten samples determine a direction up to 1 part in {amplified:.1e}, and "
+            f"{v.dtype} loses {lost:.1e} of the step there. Fit with dtype=torch.float64 or a larger damping."
+        )
+    leverages = torch.tensor([1 - 1 / amplified], dtype=torch.float64)  # alone: the trace is not known
     return _BlockLeftOut(remaining.solve(v[:, None])[:, 0], leverages, all_leverages=False)
 
 
 def _largest_leverage(gram: DampedGram, removed: Tensor, steps: int = 30) -> Tensor:
-    """The largest eigenvalue of M⁻¹R_SᵀR_S from below, by power iteration; K is too large to form."""
+    """The largest eigenvalue of (gram)⁻¹R_SᵀR_S from below, by power iteration; K is too large to form."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(len(removed), 1, generator=generator, dtype=torch.float64).to(removed)
     value = 0.0

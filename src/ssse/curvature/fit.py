@@ -166,13 +166,16 @@ def bind_data(
     """Give a stored or reduced matrix-free curvature the training data that it stands for."""
     check_repeatable(data)
     source = row_source(problem, kind, data, group)
-    held, count, loss = [], 0, 0.0
+    held: list[Rows] | None = [] if problem.linear is not None else None
+    count, loss, held_bytes, budget = 0, 0.0, 0, memory_budget(problem.device, None)
     for batch in regroup((read_batch(b, problem.device) for b in data), group):
         count += len(batch[1])
         measured = measure(problem, kind, batch)
         loss += measured.loss
-        if problem.linear is not None:
+        if held is not None and isinstance(measured.rows, LinearRows):
+            held_bytes += sum(t.numel() * t.element_size() for t in measured.rows.tensors().values())
             held.append(measured.rows)
+            held = held if held_bytes < 0.5 * budget else None
     if count != expected:
         raise InvalidData(
             f"The training data holds {count} samples; this curvature stands for {expected}. Pass the data it was "
@@ -183,7 +186,8 @@ def bind_data(
             f"This is not the data that the curvature was fitted on: its mean loss is {loss / count:.6g}, then it was "
             f"{mean_loss:.6g}."
         )
-    return structure.bound((lambda: held) if held else source)
+    kept = held
+    return structure.bound((lambda: kept) if kept is not None else source)
 
 
 def _make_builder(problem: Problem, plan: Plan, n: int | None, damping: float, salt: bytes | None) -> Builder:
@@ -209,6 +213,8 @@ def _fit_matrix_free(
     budget: int,
 ) -> Fitted:
     """The sums over the data, the preconditioner, and the rows themselves where they are small."""
+    if problem.linear is None:  # later products must see θ* even if the user's model has moved on
+        problem = problem.copied()
     builder = _preconditioner_builder(problem, plan, iteration.preconditioner, budget)
     source = row_source(problem, plan.kind, data, plan.group)
     held: list[Rows] | None = [] if problem.linear is not None else None

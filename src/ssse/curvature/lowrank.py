@@ -10,11 +10,12 @@ from torch import Tensor
 
 from ssse.curvature.gram import DampedGram
 from ssse.curvature.structure import Builder, LeftOut, Structure
-from ssse.errors import InvalidData, InvalidSetting
+from ssse.errors import InvalidData, InvalidSetting, PrecisionLost
 from ssse.partition import LinearShape
 from ssse.rows import HeldRows, StackedRows, join_rows, rows_from_tensors
 
 TILE_ROWS = 4096
+REFINABLE = 0.03  # a correction of this size squared is what remains of the error
 TILE_BYTES = {"cpu": 2**29, "cuda": 2**33}
 
 
@@ -32,16 +33,16 @@ class LowRankBuilder(Builder):
         sample = next(iter(rows.tensors().values()))
         tile = min(TILE_ROWS, TILE_BYTES[sample.device.type] // (rows.dim * sample.element_size()))
         if sum(part.count for part in self.waiting) >= tile:
-            self._close_tile()
+            self.close_tile()
 
-    def _close_tile(self) -> None:
+    def close_tile(self) -> None:
         if self.waiting:
             self.parts.append(join_rows(self.waiting))
             self.waiting = []
 
     def kernel(self) -> Tensor:
         """RRᵀ on and below the diagonal."""
-        self._close_tile()
+        self.close_tile()
         count = sum(part.count for part in self.parts)
         sample = next(iter(self.parts[0].tensors().values()))
         square = torch.zeros(count, count, dtype=sample.dtype, device=sample.device)
@@ -155,7 +156,19 @@ class LowRank(Structure):
 
         w = v.to(self.dual.square.dtype)
         x = once(w)
-        return (x + once(w - product(x) - self.ridge * x)).to(v.dtype)
+        correction = once(w - product(x) - self.ridge * x)
+        error = float(correction.norm() / x.norm().clamp_min(torch.finfo(x.dtype).tiny))
+        if error > REFINABLE:
+            raise PrecisionLost(
+                f"The dual form loses {error:.0%} of its solution to rounding in {x.dtype}: the rows are large over "
+                "the damping. Use dtype=torch.float64 or a larger damping."
+            )
+        return (x + correction).to(v.dtype)
+
+    def count_missing(self, digests: Tensor) -> int:
+        """How many of these samples are not among the stored ones."""
+        stored = set(_digest_list(self.rows))
+        return sum(digest not in stored for digest in digests.tolist())
 
     def _find(self, rows: HeldRows) -> tuple[Tensor, int]:
         """Index of each given row among the stored ones, and how many have none.

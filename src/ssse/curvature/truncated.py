@@ -10,7 +10,7 @@ from torch import Tensor
 from ssse.curvature.gram import DampedGram
 from ssse.curvature.lowrank import LowRankBuilder
 from ssse.curvature.structure import Builder, LeftOut, Structure, close_gap
-from ssse.errors import InvalidSetting, NotPositiveDefinite
+from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite
 from ssse.rows import HeldRows, StackedRows
 
 
@@ -27,13 +27,21 @@ class TruncatedBuilder(Builder):
         self.full.add(rows)
 
     def build(self, ridge: float) -> Truncated:
-        kernel = self.full.kernel()
-        values, vectors = torch.linalg.eigh(kernel)  # of the lower triangle, ascending
-        rank = min(self.rank, int((values > 0).sum()))
-        values, vectors = values[-rank:], vectors[:, -rank:]
+        """In float64 throughout: eigenvectors of small eigenvalues of RRᵀ lose orthogonality in float32."""
+        self.full.close_tile()
+        dtype = next(iter(self.full.parts[0].tensors().values())).dtype
+        self.full.parts = [part.to(torch.float64) for part in self.full.parts]
         rows = StackedRows(self.full.parts)
-        basis = (rows.transposed_times(vectors) / values.sqrt()).mT.contiguous()  # Vᵀ = Σ⁻¹UᵀR
-        return Truncated(basis, DampedGram.factorise(torch.diag(values), ridge, "directions"), ridge)
+        values, vectors = torch.linalg.eigh(self.full.kernel())  # of the lower triangle, ascending
+        floor = float(values[-1]) * len(values) * torch.finfo(values.dtype).eps
+        rank = min(self.rank, int((values > floor).sum()))
+        if rank == 0:
+            raise InvalidData("Every row is zero; there is no direction to keep.")
+        vectors, values = vectors[:, -rank:], values[-rank:]
+        basis = torch.linalg.qr(rows.transposed_times(vectors) / values.sqrt()).Q  # Vᵀ = Σ⁻¹UᵀR, made orthonormal
+        inside = rows.times(basis)
+        core = DampedGram.factorise((inside.mT @ inside).to(dtype), ridge, "directions")
+        return Truncated(basis.mT.contiguous().to(dtype), core, ridge)
 
 
 class Truncated(Structure):
@@ -66,7 +74,12 @@ class Truncated(Structure):
         return LeftOut(self._lifted(v, core), leverages, float(leverages.sum()), "directions")
 
     def remove(self, rows: Iterable[HeldRows]) -> Truncated:
-        return Truncated(self.basis, self._core_without(rows), self.ridge)
+        """Inside the span, and without the directions that are then empty: they would be the removed rows'."""
+        values, vectors = torch.linalg.eigh(self._core_without(rows).gram().double())  # of the lower triangle
+        kept = values > float(values[-1]) * len(values) * torch.finfo(self.basis.dtype).eps
+        basis = (vectors[:, kept].mT @ self.basis.double()).to(self.basis.dtype)
+        core = torch.diag(values[kept]).to(self.basis.dtype)
+        return Truncated(basis, DampedGram.factorise(core, self.ridge, "directions"), self.ridge)
 
     def with_ridge(self, ridge: float) -> Truncated:
         return Truncated(self.basis, self.core.with_ridge(ridge), ridge)
