@@ -214,7 +214,7 @@ def _estimate(task: Task, way: Wanted) -> Plan:
     per_sample = kind.rows_per_sample(problem.loss, outputs)
     linear = problem.linear if kind.per_batch == 1 else None
     row_numbers = (linear.inputs + per_sample * outputs) if linear else per_sample * d
-    group = LINEAR_GROUP if linear else _group_size(per_sample * d * size, kind.per_batch, budget)
+    group = LINEAR_GROUP if linear else _group_size(problem.device, per_sample * d * size, kind.per_batch, budget)
     # Gradients as they come, flattened, and the model's own memory; a small data set is never a whole group.
     chunk = 3 * min(group, n or group) * row_numbers * size
     blocks = make_blocks(problem.layout, way.blocks, problem.linear) if way.structure in ("dense", "recurrence") else ()
@@ -251,9 +251,10 @@ def _estimate(task: Task, way: Wanted) -> Plan:
     )
 
 
-def _group_size(bytes_per_sample: int, per_batch: int, budget: int) -> int:
-    """As many samples as a tenth of the budget (a gibibyte at most) holds, in whole mini-batches."""
-    fitting = int(min(2**30, 0.1 * budget) / (3 * max(bytes_per_sample, 1)))
+def _group_size(device: torch.device, bytes_per_sample: int, per_batch: int, budget: int) -> int:
+    """As many samples as a tenth of the budget holds (a gibibyte at most, four on a GPU), in whole mini-batches."""
+    most = 2**30 if device.type == "cpu" else 2**32
+    fitting = int(min(most, 0.1 * budget) / (3 * max(bytes_per_sample, 1)))
     return max(per_batch, min(1024, max(1, fitting)) // per_batch * per_batch)
 
 
