@@ -89,6 +89,7 @@ def test_linear_rows_never_formed_equal_explicit_rows(sample, kind, spec):
         held.add_gram(found, block)
         torch.testing.assert_close(found.tril(), wanted.tril())
         compact = held.restricted(block)
+        assert len(compact) == held.count_on(block)
         torch.testing.assert_close((compact.T @ compact).tril(), wanted.tril())
 
 

@@ -57,6 +57,10 @@ class HeldRows(Rows):
     def restricted(self, block: Block) -> Tensor:
         """A matrix with the same RᵀR on the block, in as few rows as is easy, shape (m', block.size)."""
 
+    def count_on(self, block: Block) -> int:
+        """m', the number of rows that `restricted` would return."""
+        return self.count
+
     @abstractmethod
     def add_gram(self, out: Tensor, block: Block, sign: float = 1.0) -> None:
         """out += ± RᵀR on the block; only the lower triangle of `out` is written."""
@@ -168,6 +172,10 @@ class LinearRows(HeldRows):
             cores[:, :, outputs.index(piece.output), None] * self.features[:, None, piece.columns] for piece in pieces
         ]
         return torch.cat(parts, dim=2).flatten(0, 1)
+
+    def count_on(self, block: Block) -> int:
+        outputs = len({piece.output for piece in self._pieces(block)})
+        return len(self.cores) * min(self.cores.shape[1], outputs)
 
     def add_gram(self, out: Tensor, block: Block, sign: float = 1.0) -> None:
         pieces = self._pieces(block)
@@ -281,6 +289,9 @@ class StackedRows(HeldRows):
 
     def restricted(self, block: Block) -> Tensor:
         return torch.cat([part.restricted(block) for part in self.parts])
+
+    def count_on(self, block: Block) -> int:
+        return sum(part.count_on(block) for part in self.parts)
 
     def add_gram(self, out: Tensor, block: Block, sign: float = 1.0) -> None:
         for part in self.parts:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ssse.curvature.gram import DampedGram, symmetric_product
+from ssse.curvature.gram import DampedGram
 from ssse.curvature.structure import Builder, LeftOut, Structure, close_gap
 from ssse.errors import NotPositiveDefinite, PrecisionLost
 from ssse.partition import Block
@@ -134,7 +134,7 @@ class _BlockLeftOut:
 
 def _leave_out_of_block(gram: DampedGram, rows: HeldRows, block: Block, v: Tensor) -> _BlockLeftOut:
     """With HᵀH = M⁻¹, y = Hv and Y = HR_Sᵀ: K = YᵀY and M₋S⁻¹v = Hᵀ(y + Y(I − K)⁻¹Yᵀy)."""
-    if rows.count < block.size:
+    if rows.count_on(block) < block.size:
         half = gram.half_solve(torch.cat([rows.restricted(block).mT, v[:, None]], dim=1))
         y_rows, y_v = half[:, :-1], half[:, -1]
         correction, leverages = close_gap(y_rows.mT @ y_rows, y_rows.mT @ y_v)
@@ -169,9 +169,9 @@ def _largest_leverage(gram: DampedGram, removed: Tensor, steps: int = 30) -> Ten
     """The largest eigenvalue of (gram)⁻¹R_SᵀR_S from below, by power iteration; K is too large to form."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(len(removed), 1, generator=generator, dtype=torch.float64).to(removed)
+    whole = removed + removed.tril(-1).mT
     value = 0.0
     for _ in range(steps):
-        y = gram.half_solve_transposed(x / x.norm())
-        x = gram.half_solve(symmetric_product(removed, y))
+        x = gram.half_solve(whole @ gram.half_solve_transposed(x / x.norm()))
         value = float(x.norm())
     return torch.tensor([value], dtype=torch.float64)

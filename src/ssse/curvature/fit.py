@@ -16,7 +16,7 @@ from ssse.curvature.dense import DenseBuilder
 from ssse.curvature.diagonal import DiagonalBuilder
 from ssse.curvature.lowrank import LowRankBuilder
 from ssse.curvature.matrix_free import MatrixFree, RowSource
-from ssse.curvature.planning import Plan, Task, Wanted, make_plan, memory_budget
+from ssse.curvature.planning import Plan, Task, Wanted, fits_preconditioner, make_plan, memory_budget
 from ssse.curvature.recurrence import RecurrenceBuilder
 from ssse.curvature.structure import Builder, Structure
 from ssse.curvature.truncated import TruncatedBuilder
@@ -247,7 +247,7 @@ def _preconditioner_builder(problem: Problem, plan: Plan, choice: str, budget: i
     """A block per output where the model is linear and they fit, the diagonal where not; else none."""
     size = torch.empty((), dtype=plan.dtype).element_size()
     if choice == "auto":
-        fits = problem.linear is not None and problem.linear.outputs * problem.linear.inputs**2 * size < 0.4 * budget
+        fits = problem.linear is not None and fits_preconditioner(problem.linear, size, budget)
         choice = "dense" if fits else "diagonal" if problem.linear is not None else "none"
     if choice == "none":
         return None

@@ -12,7 +12,7 @@ import torch
 
 from ssse.errors import DoesNotFit, InvalidModel, InvalidSetting
 from ssse.losses import CrossEntropy, CustomLoss
-from ssse.partition import Block, BlockSpec, Layout, make_blocks
+from ssse.partition import Block, BlockSpec, Layout, LinearShape, make_blocks
 from ssse.problem import Problem
 from ssse.sampling import RowKind
 
@@ -234,6 +234,9 @@ def _estimate(task: Task, way: Wanted) -> Plan:
         if way.rank:
             spare, operations = spare + way.rank * d * size, operations + 9 * rows**3
             artefact = (way.rank * d + way.rank**2) * size
+    elif way.structure == "matrix_free" and linear and fits_preconditioner(linear, size, budget):
+        held = linear.outputs * (linear.inputs + linear.bias) ** 2 * size
+        spare, operations, artefact = held // linear.outputs, samples * held / size, held
     else:
         held, spare, operations, artefact = d * size, d * size, samples * d, d * size
     return Plan(
@@ -249,6 +252,11 @@ def _estimate(task: Task, way: Wanted) -> Plan:
         operations=float(operations),
         seconds=float(operations) / task.speed(dtype) + samples * per_sample * task.row_seconds,
     )
+
+
+def fits_preconditioner(linear: LinearShape, size: int, budget: int) -> bool:
+    """Whether conjugate gradients on a linear model get a dense block per output."""
+    return linear.outputs * linear.inputs**2 * size < 0.4 * budget
 
 
 def _group_size(device: torch.device, bytes_per_sample: int, per_batch: int, budget: int) -> int:
