@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ssse.curvature.artefact import library_version
+import ssse
 
 RESULTS = Path(__file__).parent / "results"
 DATA = Path("../shared/data")
@@ -76,7 +76,7 @@ class Report:
             "versions": {
                 "python": platform.python_version(),
                 "torch": torch.__version__,
-                "ssse": library_version(),
+                "ssse": ssse.__version__,
             },
             "seconds": round(time.perf_counter() - self.began, 1),
             "notes": self.notes,

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ssse.errors import Refused as Refused
     from ssse.errors import SSSEError as SSSEError
 
+__version__ = "0.1.0"
+
 _HOMES = {
     "Curvature": "ssse.curvature",
     "plan": "ssse.curvature",

@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ssse import __version__
 from ssse.curvature.dense import Dense
 from ssse.curvature.diagonal import Diagonal
 from ssse.curvature.fit import Fitted, Iteration, fit_structure, plan_fit
@@ -199,7 +199,7 @@ class Curvature:
 
     def _manifest(self) -> dict[str, Any]:
         return {
-            "library": {"ssse": library_version(), "torch": torch.__version__},
+            "library": {"ssse": __version__, "torch": torch.__version__},
             "created": self.created,
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
             "model": asdict(self.fingerprint),
@@ -337,10 +337,3 @@ def merge_shards(shards: Sequence[Curvature]) -> Curvature:
             gradient=(merged.n * merged.gradient + shard.n * shard.gradient) / n,
         )
     return merged
-
-
-def library_version() -> str:
-    try:
-        return version("ssse")
-    except PackageNotFoundError:
-        return "uninstalled"
