@@ -279,6 +279,7 @@ def test_caution_when_conjugate_gradients_stop_early():
         ({"blocks": "output"}, "between its 3 blocks is left out"),
         ({"damping": 1e-6}, "is not the weight decay"),
         ({"damping": 1.0}, "is not the weight decay"),
+        ({"weight_decay": 0.0}, "curvature that the training did not have"),
     ],
 )
 def test_ok_is_said_of_the_newton_step_alone(options, reason):
@@ -286,6 +287,18 @@ def test_ok_is_said_of_the_newton_step_alone(options, reason):
     forget = sample.part(slice(0, 2))
     assert ssse.erase(sample.model, fit(sample, damping=DECAY), sample.loss, forget).diagnostics.verdict == "ok"
     found = ssse.erase(sample.model, fit(sample, **{"damping": DECAY, **options}), sample.loss, forget).diagnostics
+    assert found.verdict == "caution"
+    assert any(reason in line for line in found.reasons), found.reasons
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"scale": 1.5}, "The scale is 1.5"), ({"leave_out": False}, "the forgotten samples included")],
+)
+def test_ok_is_not_said_of_another_scale_or_of_the_curvature_over_d(options, reason):
+    sample = problems.converged(problems.linear("cross_entropy", n=60), DECAY)
+    curvature = fit(sample, damping=DECAY)
+    found = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 2)), **options).diagnostics
     assert found.verdict == "caution"
     assert any(reason in line for line in found.reasons), found.reasons
 

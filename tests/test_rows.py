@@ -9,9 +9,10 @@ from torch import nn
 
 from ssse.batches import regroup
 from ssse.errors import InvalidSetting
+from ssse.jacobian import NetworkRows
 from ssse.partition import make_blocks
 from ssse.problem import ParameterChoice, Problem
-from ssse.rows import ExplicitRows, HeldRows, LinearRows, NetworkRows, StackedRows
+from ssse.rows import ExplicitRows, HeldRows, LinearRows, StackedRows
 from ssse.sampling import RowKind, measure, measure_held, uniforms_of_samples
 from tests import dense, problems
 

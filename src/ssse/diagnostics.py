@@ -6,7 +6,19 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from torch import nn
+
+from ssse.curvature.artefact import Curvature
+from ssse.curvature.dense import Dense
+from ssse.curvature.diagonal import Diagonal
+from ssse.curvature.matrix_free import MatrixFree
+from ssse.curvature.structure import LeftOut
+from ssse.curvature.truncated import Truncated
+from ssse.problem import Problem
+
 Verdict = Literal["ok", "caution", "refused"]
+
+UNCOUPLED = ("binary_cross_entropy", "mse")  # losses whose outputs do not interact
 
 # Past these, one step is still taken but no longer vouched for.
 LARGE_FRACTION = 0.10
@@ -105,6 +117,49 @@ def judge(found: Diagnostics) -> list[str]:
                 f"The loss on the forgotten samples changed {ratio:.2g} times as much as the linear model predicts."
             )
     return reasons
+
+
+def doubts(found: Diagnostics, curvature: Curvature) -> list[str]:
+    """Why even a perfectly computed step is not the Newton step, on the leave-k-out loss, of a model linear in θ."""
+    reasons = []
+    if curvature.linear is None:
+        reasons.append("The model is not linear in θ: the step is an approximation without a guarantee.")
+    if curvature.kind.name != "expected":
+        reasons.append(
+            f"With {curvature.kind.name} rows the scale ε must be chosen by a measurement: 1 is right for expected "
+            "rows alone."
+        )
+    elif found.scale != 1:
+        reasons.append(f"The scale is {found.scale:.3g}; with expected rows the Newton step is at 1.")
+    if not found.leave_out:
+        reasons.append("The curvature is that of all the data, the forgotten samples included (leave_out=False).")
+    structure = curvature.structure
+    coupled = curvature.linear is not None and curvature.linear.outputs > 1 and curvature.loss not in UNCOUPLED
+    whole = 1 if coupled or curvature.linear is None else curvature.linear.outputs
+    if isinstance(structure, Dense) and len(structure.blocks) > whole:
+        reasons.append(f"The curvature between its {len(structure.blocks)} blocks is left out.")
+    if isinstance(structure, (Diagonal, Truncated)):
+        reasons.append(f"Structure '{structure.kind}' keeps only a part of the curvature.")
+    decay, damping = curvature.weight_decay, curvature.damping
+    if not 0.5 * decay <= damping <= 2 * decay * (1 + curvature.erased / curvature.n):
+        reasons.append(
+            f"The damping {damping:.2g} is not the weight decay {decay:.2g} that the curvature was told of: it is "
+            "curvature that the training did not have."
+        )
+    return reasons
+
+
+def notes_on(curvature: Curvature, problem: Problem, left: LeftOut) -> tuple[str, ...]:
+    notes = [note for note in curvature.notes if note.startswith("Only ")]
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in problem.model.modules()):
+        notes.append("BatchNorm's running statistics still contain the forgotten samples.")
+    if isinstance(curvature.structure, MatrixFree):
+        notes.append("The leverage is a lower bound, from the directions that the solver tried.")
+    if left.note:
+        notes.append(left.note + ".")
+    if curvature.gradient is None:
+        notes.append("‖∇L(θ*)‖ is not known after a rebase.")
+    return tuple(notes)
 
 
 def _number(value: float | None) -> str:

@@ -15,15 +15,12 @@ from torch import Tensor, nn
 
 from ssse.batches import Batch, check_repeatable, read_batch, regroup
 from ssse.curvature.artefact import Curvature, JointState
-from ssse.curvature.dense import Dense
-from ssse.curvature.diagonal import Diagonal
 from ssse.curvature.fit import bind_data
 from ssse.curvature.lowrank import LowRank
 from ssse.curvature.matrix_free import MatrixFree
 from ssse.curvature.planning import human_bytes, memory_budget
 from ssse.curvature.structure import LeftOut
-from ssse.curvature.truncated import Truncated
-from ssse.diagnostics import Diagnostics, judge
+from ssse.diagnostics import Diagnostics, doubts, judge, notes_on
 from ssse.errors import DoesNotFit, InvalidData, InvalidSetting, ModelMismatch, Refused
 from ssse.fingerprint import Fingerprint
 from ssse.losses import LossLike
@@ -32,7 +29,6 @@ from ssse.rows import HeldRows, StackedRows
 from ssse.sampling import Measured, digest_samples, measure, measure_held
 
 POLICIES = ("rebase", "joint")
-UNCOUPLED = ("binary_cross_entropy", "mse")  # whose outputs do not interact
 
 
 @dataclass(frozen=True)
@@ -185,7 +181,7 @@ def erase(
     found = Diagnostics(
         verdict="ok",
         reasons=(),
-        notes=_notes(curvature, problem, left),
+        notes=notes_on(curvature, problem, left),
         k=request.count,
         n=curvature.n,
         erased=curvature.erased,
@@ -220,7 +216,7 @@ def erase(
         predicted_change=float(data_gradient.double() @ (theta - origin).double()) / request.count,
         seconds=time.perf_counter() - started,
     )
-    reasons = judge(found) + doubts(curvature) + ([f"{left.note}."] if "not below" in left.note else [])
+    reasons = judge(found) + doubts(found, curvature) + ([f"{left.note}."] if "not below" in left.note else [])
     found = replace(found, verdict="caution" if reasons else "ok", reasons=tuple(reasons))
     after = _curvature_after(curvature, problem, erased, request.count, removed, origin, leave_out, policy)
     request = replace(request, curvature=curvature)
@@ -344,44 +340,8 @@ def _refuse_impossible(found: Diagnostics, left: LeftOut, curvature: Curvature) 
         )
 
 
-def doubts(curvature: Curvature) -> list[str]:
-    """Why even a perfectly computed step of this curvature is not the Newton step of the leave-k-out loss."""
-    reasons = []
-    if curvature.linear is None:
-        reasons.append("The model is not linear in θ: the step is an approximation without a guarantee.")
-    if curvature.kind.name != "expected":
-        reasons.append(
-            f"With {curvature.kind.name} rows the scale ε must be chosen by a measurement: 1 is right for expected "
-            "rows alone."
-        )
-    structure = curvature.structure
-    coupled = curvature.linear is not None and curvature.linear.outputs > 1 and curvature.loss not in UNCOUPLED
-    whole = 1 if coupled or curvature.linear is None else curvature.linear.outputs
-    if isinstance(structure, Dense) and len(structure.blocks) > whole:
-        reasons.append(f"The curvature between its {len(structure.blocks)} blocks is left out.")
-    if isinstance(structure, (Diagonal, Truncated)):
-        reasons.append(f"Structure '{structure.kind}' keeps only a part of the curvature.")
-    decay, damping = curvature.weight_decay, curvature.damping
-    if decay > 0 and not 0.5 <= damping / decay <= 2 * (1 + curvature.erased / curvature.n):
-        reasons.append(f"The damping {damping:.2g} is not the weight decay {decay:.2g} of the training.")
-    return reasons
-
-
 def _refused(found: Diagnostics, reason: str) -> Diagnostics:
     return replace(found, verdict="refused", reasons=(reason,))
-
-
-def _notes(curvature: Curvature, problem: Problem, left: LeftOut) -> tuple[str, ...]:
-    notes = [note for note in curvature.notes if note.startswith("Only ")]
-    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in problem.model.modules()):
-        notes.append("BatchNorm's running statistics still contain the forgotten samples.")
-    if isinstance(curvature.structure, MatrixFree):
-        notes.append("The leverage is a lower bound, from the directions that the solver tried.")
-    if left.note:
-        notes.append(left.note + ".")
-    if curvature.gradient is None:
-        notes.append("‖∇L(θ*)‖ is not known after a rebase.")
-    return tuple(notes)
 
 
 def _curvature_after(

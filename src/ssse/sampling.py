@@ -12,9 +12,10 @@ from torch import Tensor
 from ssse.batches import Batch, Inputs
 from ssse.errors import InvalidSetting
 from ssse.fingerprint import bytes_of
+from ssse.jacobian import NetworkRows, gradient_rows
 from ssse.losses import Loss
 from ssse.problem import Problem
-from ssse.rows import ExplicitRows, HeldRows, LinearRows, NetworkRows, Rows, gradient_rows
+from ssse.rows import ExplicitRows, HeldRows, LinearRows, Rows
 
 KINDS = ("empirical", "expected", "sampled")
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ssse.curvature.structure import LeftOut, Structure
 from ssse.errors import InvalidSetting
-from ssse.rows import HeldRows, NetworkRows, Rows
+from ssse.jacobian import NetworkRows
+from ssse.rows import HeldRows, Rows
 
 RowSource = Callable[[], Iterable[Rows]]
 
