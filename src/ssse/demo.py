@@ -120,9 +120,9 @@ def main(page: Path) -> None:
     curvature, fitting = timed(lambda: ssse.Curvature.fit(original, "cross_entropy", data, weight_decay=WEIGHT_DECAY))
     console.print(f"{curvature}\n{curvature.notes[0]}")
     console.print(f"Trained in {training:.2f} s; curvature in {fitting:.2f} s, once. No training data from here on.\n")
-    model, keep = original, torch.ones(n, dtype=torch.bool)
+    model, keep, spent = original, torch.ones(n, dtype=torch.bool), training
     for request in REQUESTS:
-        erasure = answer(console, digits, request, original, model, curvature, keep)
+        erasure, spent = answer(console, digits, request, original, model, spent, curvature, keep)
         model, curvature = erasure.model, erasure.curvature
     console.print("\n".join(MEANING))
     page.parent.mkdir(parents=True, exist_ok=True)
@@ -136,10 +136,14 @@ def answer(
     request: Request,
     original: nn.Module,
     before: nn.Module,
+    spent: float,
     curvature: ssse.Curvature,
     keep: Tensor,
-) -> ssse.Erasure:
-    """Erase, retrain for comparison, and print both; `keep` loses the forgotten samples."""
+) -> tuple[ssse.Erasure, float]:
+    """Erase, retrain for comparison, and print both; `keep` loses the forgotten samples.
+
+    `spent` is how long the model before this request took; returned is how long the erased one took.
+    """
     forget = digits.members(request.digit, request.fraction)
     total = int(keep.sum())
     keep[forget] = False
@@ -154,20 +158,20 @@ def answer(
     reach = (theta(original) - theta(retrained)).norm()
     found = []
     for label, model, seconds in (
-        (name, before, ""),
-        ("erased", erasure.model, f"{erasing:.3f}"),
-        ("retrained", retrained, f"{retraining:.3f}"),
+        (name, before, spent),
+        ("erased", erasure.model, erasing),
+        ("retrained", retrained, retraining),
     ):
         found.append(accuracies(model, digits, keep, forget, request.digit))
         distance = float((theta(model) - theta(retrained)).norm() / reach)
-        table.add_row(label, *(f"{value:.2f}" for value in found[-1]), f"{distance:.3f}", seconds)
+        table.add_row(label, *(f"{value:.2f}" for value in found[-1]), f"{distance:.3f}", f"{seconds:.3f}")
     console.print(table)
     gaps = [sum(abs(a - b) for a, b in zip(row, found[2], strict=True)) / len(SPLITS) for row in found[:2]]
     console.print(
         f"Mean gap to the retrained model over the four splits: {gaps[0]:.2f} points before, {gaps[1]:.2f} after. "
         f"Verdict: {erasure.diagnostics.verdict}. Largest leverage {erasure.diagnostics.leverage_max:.2f}.\n"
     )
-    return erasure
+    return erasure, erasing
 
 
 if __name__ == "__main__":
