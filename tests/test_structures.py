@@ -125,16 +125,8 @@ def test_solve_is_the_dense_inverse(way, sample, kind):
 def test_leaving_out_equals_refitting_on_the_rest(way, sample, kind):
     """… with damping λn/(n−k), and without the training data (matrix_free apart)."""
     curvature, n, k = way.fit(sample, kind), len(sample.x), 6
-    problem = Problem(sample.model, sample.loss)
-    problem.probe((sample.x, sample.y))
-    batch = (sample.x[:k], sample.y[:k])
-    lazy = way.structure == "matrix_free"
-    salt = getattr(curvature.structure, "salt", None)
-    rows = (
-        measure(problem, curvature.kind, batch).rows if lazy else measure_held(problem, curvature.kind, batch, salt)[0]
-    )
     v = vector(curvature.layout.dim, seed=1)
-    left = curvature.structure.leave_out(StackedRows([rows]), v)  # type: ignore[list-item]
+    left = curvature.structure.leave_out(rows_to_forget(sample, curvature, k), v)
     refitted = way.fit(sample, kind, data=sample.part(slice(k, n)), damping=DAMPING * n / (n - k))
     assert_near(left.solution, refitted.structure.solve(v), 1e-8)
     assert 0 < float(left.leverages[0]) < 1
@@ -155,16 +147,8 @@ def test_removing_gives_a_structure_without_those_rows(way, sample):
 @every_problem
 def test_more_rows_than_parameters_can_leave(way, sample):
     curvature, n, k = way.fit(sample, "expected"), len(sample.x), len(sample.x) - 3
-    problem = Problem(sample.model, sample.loss)
-    problem.probe((sample.x, sample.y))
-    lazy = way.structure == "matrix_free"
-    batch = (sample.x[:k], sample.y[:k])
-    salt = getattr(curvature.structure, "salt", None)
-    rows = (
-        measure(problem, curvature.kind, batch).rows if lazy else measure_held(problem, curvature.kind, batch, salt)[0]
-    )
     v = vector(curvature.layout.dim, seed=3)
-    left = curvature.structure.leave_out(StackedRows([rows]), v)  # type: ignore[list-item]
+    left = curvature.structure.leave_out(rows_to_forget(sample, curvature, k), v)
     refitted = way.fit(sample, "expected", data=sample.part(slice(k, n)), damping=DAMPING * n / (n - k))
     assert_near(left.solution, refitted.structure.solve(v), 1e-6)
 

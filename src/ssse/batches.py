@@ -54,12 +54,11 @@ def slice_batch(x: Inputs, part: slice) -> Inputs:
 def join_batches(parts: list[Batch]) -> Batch:
     if len(parts) == 1:
         return parts[0]
-    first = parts[0][0]
-    if isinstance(first, dict):
-        x: Inputs = {key: torch.cat([p[0][key] for p in parts]) for key in first}  # type: ignore[index]
-    else:
-        x = torch.cat([p[0] for p in parts])  # type: ignore[misc]
-    return x, torch.cat([p[1] for p in parts])
+    labels = torch.cat([y for _, y in parts])
+    mappings = [x for x, _ in parts if isinstance(x, dict)]
+    if mappings:
+        return {key: torch.cat([x[key] for x in mappings]) for key in mappings[0]}, labels
+    return torch.cat([x for x, _ in parts if isinstance(x, Tensor)]), labels
 
 
 def regroup(batches: Iterable[Batch], size: int) -> Iterator[Batch]:

@@ -75,7 +75,7 @@ class _Request:
         for batch in self.batches:
             if isinstance(structure, MatrixFree):
                 found = measure(self.problem, self.curvature.kind, batch)
-                yield found.rows, found  # type: ignore[misc]
+                yield found.rows, found  # type: ignore[misc]  # as they are: only multiplied with
             else:
                 yield measure_held(self.problem, self.curvature.kind, batch, salt)
 

@@ -10,7 +10,7 @@ from torch.func import grad, jvp, vjp, vmap
 
 from ssse.batches import Inputs
 from ssse.problem import Problem
-from ssse.rows import ExplicitRows, Rows
+from ssse.rows import ExplicitRows, HeldRows, Rows
 
 
 @dataclass
@@ -52,6 +52,14 @@ class NetworkRows(Rows):
 
     def _outputs(self, parameters: dict[str, Tensor]) -> Tensor:
         return self.problem.call(parameters, self.x)
+
+
+def held(rows: Rows) -> HeldRows:
+    """The rows in memory, formed if they were not."""
+    if isinstance(rows, NetworkRows):
+        return rows.explicit()
+    assert isinstance(rows, HeldRows)
+    return rows
 
 
 @torch.no_grad()

@@ -345,8 +345,8 @@ def join_rows(parts: Sequence[HeldRows]) -> HeldRows:
 
 
 def join_digests(parts: Sequence[HeldRows]) -> Tensor | None:
-    known = [part.digests for part in parts if getattr(part, "digests", None) is not None]
-    return torch.cat(known) if len(known) == len(parts) else None  # type: ignore[arg-type]
+    known = [digests for part in parts if (digests := getattr(part, "digests", None)) is not None]
+    return torch.cat(known) if len(known) == len(parts) else None
 
 
 def rows_from_tensors(tensors: dict[str, Tensor], shape: LinearShape | None) -> StackedRows:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ssse.batches import Batch, Inputs
 from ssse.errors import InvalidSetting
 from ssse.fingerprint import bytes_of
-from ssse.jacobian import NetworkRows, gradient_rows
+from ssse.jacobian import NetworkRows, gradient_rows, held
 from ssse.losses import Loss
 from ssse.problem import Problem
 from ssse.rows import ExplicitRows, HeldRows, LinearRows, Rows
@@ -91,19 +91,18 @@ def measure_held(problem: Problem, kind: RowKind, batch: Batch, salt: bytes | No
     """
     if problem.linear is not None or kind.name != "empirical":
         measured = measure(problem, kind, batch)
-        rows = measured.rows
-        held: HeldRows = rows.explicit() if isinstance(rows, NetworkRows) else rows  # type: ignore[assignment]
+        rows = held(measured.rows)
     else:
         x, y = batch
         problem.check_labels(y)
-        held, z = gradient_rows(problem, x, y)
-        measured = Measured(held, problem.total_loss(z, y), held.values.sum(0), len(y))
+        rows, z = gradient_rows(problem, x, y)
+        measured = Measured(rows, problem.total_loss(z, y), rows.values.sum(0), len(y))
     if kind.per_batch > 1:
-        return _join(held, kind.per_batch), measured
+        return _join(rows, kind.per_batch), measured
     if salt is not None:
         digests = torch.from_numpy(digest_samples(batch, salt).view(np.int64))
-        held.digests = digests.repeat_interleave(held.count // len(digests))
-    return held, measured
+        rows.digests = digests.repeat_interleave(rows.count // len(digests))
+    return rows, measured
 
 
 def digest_samples(batch: Batch, salt: bytes) -> np.ndarray:

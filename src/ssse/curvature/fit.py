@@ -22,6 +22,7 @@ from ssse.curvature.structure import Builder, Structure
 from ssse.curvature.truncated import TruncatedBuilder
 from ssse.errors import InvalidData, InvalidSetting, PrecisionLost
 from ssse.fingerprint import Fingerprint
+from ssse.jacobian import held as held_rows
 from ssse.partition import make_blocks
 from ssse.problem import PROBE_SAMPLES, Problem
 from ssse.progress import track, waiting
@@ -223,7 +224,7 @@ def _fit_matrix_free(
         measured = measure(problem, plan.kind, batch)
         rows = measured.rows
         if builder is not None:
-            builder.add(rows if isinstance(rows, LinearRows) else rows.explicit())  # type: ignore[union-attr]
+            builder.add(held_rows(rows))
         if held is not None and isinstance(rows, LinearRows):
             held_bytes += sum(t.numel() * t.element_size() for t in rows.tensors().values())
             held.append(rows)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssse.curvature.structure import LeftOut, Structure
 from ssse.errors import InvalidSetting
-from ssse.jacobian import NetworkRows
+from ssse.jacobian import held
 from ssse.rows import HeldRows, Rows
 
 RowSource = Callable[[], Iterable[Rows]]
@@ -63,8 +63,7 @@ class MatrixFree(Structure):
         """Without a source: the next request must bring the training data that remains."""
         preconditioner = self.preconditioner
         if preconditioner is not None:
-            held = (part.explicit() if isinstance(part, NetworkRows) else part for part in rows)
-            preconditioner = preconditioner.remove(held)
+            preconditioner = preconditioner.remove(held(part) for part in rows)
         return MatrixFree(None, self.ridge, preconditioner, self.tolerance, self.max_iterations)
 
     def bound(self, source: RowSource) -> MatrixFree:

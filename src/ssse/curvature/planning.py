@@ -122,7 +122,7 @@ def make_plan(task: Task, wanted: Wanted) -> Plan:
     )
 
 
-def memory_budget(device: torch.device, asked: int | str | None) -> int:
+def memory_budget(device: torch.device, asked: float | str | None) -> int:
     """Bytes we may use: as asked ("8GiB" or a number), or 60 % of what is free on the device."""
     if asked is None:
         return int(0.6 * _free_memory(device))
@@ -132,7 +132,7 @@ def memory_budget(device: torch.device, asked: int | str | None) -> int:
         for unit, factor in units.items():
             if text.endswith(unit):
                 try:
-                    return memory_budget(device, float(text.removesuffix(unit)) * factor)  # type: ignore[arg-type]
+                    return memory_budget(device, float(text.removesuffix(unit)) * factor)
                 except ValueError:
                     break
         raise InvalidSetting(f'memory_budget must be bytes or a text like "8GiB", not {asked!r}.')
