@@ -16,7 +16,7 @@ import ssse
 from ssse.batches import Batch, check_repeatable, count_samples, read_batch, regroup
 from ssse.errors import InvalidData
 from tests import problems
-from tests.test_bad_input import fit
+from tests.refusals import fit
 
 CPU = torch.device("cpu")
 

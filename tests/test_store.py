@@ -23,7 +23,7 @@ from ssse import store
 from ssse.errors import BrokenArtefact
 from ssse.fingerprint import digest_tensor
 from tests import problems
-from tests.test_bad_input import fit, refused, snapshot
+from tests.refusals import fit, refused, snapshot
 
 STRUCTURES = [("dense", {"blocks": "output"}), ("lowrank", {}), ("lowrank", {"rank": 4}), ("diagonal", {})]
 every_structure = pytest.mark.parametrize(("structure", "options"), STRUCTURES)
@@ -359,7 +359,7 @@ import torch
 import ssse
 from ssse import store
 from tests import problems
-from tests.test_bad_input import fit
+from tests.refusals import fit
 
 torch.set_num_threads(1)
 home = Path(sys.argv[1])
@@ -428,7 +428,7 @@ from ssse.curvature.gram import DampedGram
 from ssse.partition import Block
 from dataclasses import replace
 from tests import problems
-from tests.test_bad_input import fit
+from tests.refusals import fit
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
