@@ -17,8 +17,8 @@ Batch = tuple[Inputs, Tensor]
 LABEL_KEYS = ("y", "label", "labels", "target", "targets")
 
 
-def read_batch(batch: Any, device: torch.device) -> Batch:
-    """One batch of the user's, checked, as tensors on the device."""
+def read_batch(batch: Any, device: torch.device | None) -> Batch:
+    """One batch of the user's, checked, as tensors on the device; None leaves them where they are."""
     x, y = _parts(batch)
     inputs = {key: _tensor(value, device) for key, value in x.items()} if isinstance(x, Mapping) else _tensor(x, device)
     labels = _tensor(y, device)

@@ -124,13 +124,17 @@ def doubts(found: Diagnostics, curvature: Curvature) -> list[str]:
     reasons = []
     if curvature.linear is None:
         reasons.append("The model is not linear in θ: the step is an approximation without a guarantee.")
-    if curvature.kind.name != "expected":
+    calibrated = found.scale == curvature.scale
+    if curvature.kind.name != "expected" and not calibrated:
         reasons.append(
             f"With {curvature.kind.name} rows the scale ε must be chosen by a measurement: 1 is right for expected "
             "rows alone."
         )
+    elif curvature.kind.name != "expected":
+        reasons.append(f"The scale {found.scale:.3g} is one that was measured, {curvature.scale_source}.")
     elif found.scale != 1:
-        reasons.append(f"The scale is {found.scale:.3g}; with expected rows the Newton step is at 1.")
+        how = f" ({curvature.scale_source})" if calibrated else ""
+        reasons.append(f"The scale is {found.scale:.3g}{how}; with expected rows the Newton step is at 1.")
     if not found.leave_out:
         reasons.append("The curvature is that of all the data, the forgotten samples included (leave_out=False).")
     structure = curvature.structure

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ssse.batches import Batch, check_repeatable, read_batch, regroup
-from ssse.curvature.artefact import Curvature, JointState
+from ssse.curvature.artefact import Curvature, JointState, check_scale
 from ssse.curvature.fit import bind_data
 from ssse.curvature.lowrank import LowRank
 from ssse.curvature.matrix_free import MatrixFree
@@ -124,7 +124,7 @@ def erase(
     loss_fn: LossLike,
     forget: Iterable[Any],
     *,
-    scale: float = 1.0,
+    scale: float | None = None,
     leave_out: bool = True,
     residual: bool = False,
     policy: str = "rebase",
@@ -140,7 +140,7 @@ def erase(
     Args:
         model: the model as it was when the curvature was fitted, in eval mode.
         forget: batches of the samples to forget, exactly as they were in the training data.
-        scale: ε.
+        scale: ε; if not given, the one that `ssse.calibrate` stored with the curvature, else 1.
         leave_out: subtract the rows of S from the curvature, which needs nothing but S.
         residual: also correct for θ* not being stationary: g_S − n∇L(θ*) instead of g_S.
         policy: for streams of requests. "rebase": the erased model becomes the new θ*; of the old one
@@ -153,8 +153,9 @@ def erase(
         ModelMismatch: the model is not the one the curvature belongs to.
     """
     started = time.perf_counter()
-    _check_settings(curvature, scale, leave_out, residual, policy)
-    problem = _matching_problem(model, curvature, loss_fn)
+    scale = check_scale(scale if scale is not None else curvature.scale or 1.0)
+    _check_settings(curvature, leave_out, residual, policy)
+    problem = matching_problem(model, curvature, loss_fn)
     check_repeatable(forget)
     request = _read_request(problem, curvature, forget, leave_out)
     if data is not None:
@@ -223,9 +224,7 @@ def erase(
     return Erasure(erased, step, left.solution, found, [request], after)
 
 
-def _check_settings(curvature: Curvature, scale: float, leave_out: bool, residual: bool, policy: str) -> None:
-    if not (math.isfinite(scale) and scale > 0):
-        raise InvalidSetting(f"scale (ε) must be a positive number, not {scale}.")
+def _check_settings(curvature: Curvature, leave_out: bool, residual: bool, policy: str) -> None:
     if policy not in POLICIES:
         raise InvalidSetting(f"policy must be one of {', '.join(POLICIES)}, not {policy!r}.")
     if leave_out and curvature.kind.per_batch > 1:
@@ -248,7 +247,7 @@ def _check_settings(curvature: Curvature, scale: float, leave_out: bool, residua
         )
 
 
-def _matching_problem(model: nn.Module, curvature: Curvature, loss_fn: LossLike) -> Problem:
+def matching_problem(model: nn.Module, curvature: Curvature, loss_fn: LossLike) -> Problem:
     names = dict(model.named_parameters())
     missing = [name for name in curvature.layout.names if name not in names]
     if missing:

@@ -80,17 +80,17 @@ class Problem:
 
     def call(self, parameters: Mapping[str, Tensor], x: Inputs) -> Tensor:
         """z as a pure function of θ (as named tensors) and x, shape (n, c)."""
-        return _flat_outputs(functional_call(self.model, dict(parameters), *_arguments(x)))
+        return flat_outputs(functional_call(self.model, dict(parameters), *arguments(x)))
 
     @torch.no_grad()
     def forward(self, x: Inputs) -> tuple[Tensor, Tensor | None]:
         """Outputs z, shape (n, c), and the linear layer's inputs where θ is one."""
         if self._head is None:
-            return _flat_outputs(self._raw(x)), None
+            return flat_outputs(self._raw(x)), None
         seen: list[Tensor] = []
         handle = self._head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
-            z = _flat_outputs(self._raw(x))
+            z = flat_outputs(self._raw(x))
         finally:
             handle.remove()
         return z, seen[-1]
@@ -118,7 +118,7 @@ class Problem:
                     f"for instance x.to({self.dtype})."
                 )
         with torch.no_grad():
-            raw = _tensor_output(self._raw(x))
+            raw = tensor_output(self._raw(x))
         if raw.dim() == 0 or len(raw) != len(y):
             raise InvalidModel(f"{len(y)} samples gave an output of shape {tuple(raw.shape)}; one row each is needed.")
         if isinstance(self.loss, CustomLoss):
@@ -128,7 +128,7 @@ class Problem:
                 f"The named loss '{self.loss.name}' needs outputs of shape (samples, outputs); the model returns "
                 f"{tuple(raw.shape)}. Pass a loss function of your own."
             )
-        z = _flat_outputs(raw)
+        z = flat_outputs(raw)
         self.outputs = z.shape[1]
         self.check_labels(y)
         self.total_loss(z, y)
@@ -199,7 +199,7 @@ class Problem:
         # Autodiff has the last word: a weight may be used again by other means than a layer.
         # (Plain autograd: the first call of torch.func in a process takes over a second.)
         with torch.enable_grad():
-            (product,) = torch.autograd.grad(_flat_outputs(self._raw(x)).sum(), layer.weight)
+            (product,) = torch.autograd.grad(flat_outputs(self._raw(x)).sum(), layer.weight)
         closed = features.sum(0).expand(layer.out_features, -1)
         error = (product - closed).norm()
         if float(error) <= 1e-3 * float(closed.norm()) + torch.finfo(z.dtype).tiny:
@@ -207,7 +207,7 @@ class Problem:
             self._head = layer
 
     def _raw(self, x: Inputs) -> Any:
-        args, kwargs = _arguments(x)
+        args, kwargs = arguments(x)
         return self.model(*args, **kwargs)
 
 
@@ -270,11 +270,11 @@ def refuse_training_mode(model: nn.Module) -> None:
             )
 
 
-def _arguments(x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments(x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return ((), dict(x)) if isinstance(x, dict) else ((x,), {})
 
 
-def _tensor_output(output: Any) -> Tensor:
+def tensor_output(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         return output
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
@@ -283,6 +283,6 @@ def _tensor_output(output: Any) -> Tensor:
     raise InvalidModel(f"The model must return a tensor or an object with .logits, not a {type(output).__name__}.")
 
 
-def _flat_outputs(output: Any) -> Tensor:
-    z = _tensor_output(output)
+def flat_outputs(output: Any) -> Tensor:
+    z = tensor_output(output)
     return z.reshape(len(z), -1)

@@ -51,6 +51,7 @@ class Curvature:
         n: training samples it stands for now (those erased are no longer counted).
         damping: λ. weight_decay: w. gradient: ∇L(θ*) with the weight decay, None where it is no longer
         known. notes: what was chosen, and why.
+        scale: ε as `ssse.calibrate` chose it, None before; scale_source: from what evidence.
     """
 
     structure: Structure
@@ -66,6 +67,8 @@ class Curvature:
     gradient: Tensor | None
     notes: tuple[str, ...] = ()
     joint: JointState | None = None
+    scale: float | None = None
+    scale_source: str = ""
     group: int = 1024
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
@@ -159,9 +162,14 @@ class Curvature:
         return self.n * self.structure.solve(v)
 
     def with_damping(self, damping: float) -> Curvature:
-        """The same curvature with another λ, without a second pass over the data."""
+        """The same curvature with another λ, without a second pass over the data. A stored ε is forgotten: it was of
+        the old λ."""
         damping = check_damping(damping, 0.0)
-        return replace(self, structure=self.structure.with_ridge(self.n * damping))
+        return replace(self, structure=self.structure.with_ridge(self.n * damping), scale=None, scale_source="")
+
+    def with_scale(self, scale: float, source: str) -> Curvature:
+        """The same curvature with an ε that `ssse.erase` uses unless it is told another."""
+        return replace(self, scale=check_scale(scale), scale_source=source)
 
     def to(self, device: str | torch.device) -> Curvature:
         device = torch.device(device)
@@ -214,6 +222,8 @@ class Curvature:
             "mean_loss": self.mean_loss,
             "gradient_norm": None if self.gradient is None else float(self.gradient.norm()),
             "joint": None if self.joint is None else {"leave_out": self.joint.leave_out, "n": self.joint.n},
+            "scale": self.scale,
+            "scale_source": self.scale_source,
             "group": self.group,
             "notes": list(self.notes),
         }
@@ -242,6 +252,8 @@ class Curvature:
             gradient=gradient,
             notes=tuple(manifest["notes"]),
             joint=joint,
+            scale=manifest.get("scale"),
+            scale_source=manifest.get("scale_source", ""),
             group=manifest["group"],
             created=manifest["created"],
         )
@@ -285,6 +297,12 @@ def check_damping(damping: float | None, weight_decay: float) -> float:
             f"weight_decay that the model was trained with. Got {damping if damping is not None else weight_decay}."
         )
     return float(value)
+
+
+def check_scale(scale: float) -> float:
+    if not 0 < scale < float("inf"):
+        raise InvalidSetting(f"scale (ε) must be a positive number, not {scale}.")
+    return float(scale)
 
 
 def restore_structure(saved: dict[str, Any], tensors: dict[str, Tensor], linear: LinearShape | None) -> Structure:
@@ -335,5 +353,7 @@ def merge_shards(shards: Sequence[Curvature]) -> Curvature:
             n=n,
             mean_loss=(merged.n * merged.mean_loss + shard.n * shard.mean_loss) / n,
             gradient=(merged.n * merged.gradient + shard.n * shard.gradient) / n,
+            scale=None,
+            scale_source="",
         )
     return merged

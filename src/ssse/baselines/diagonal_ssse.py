@@ -1,0 +1,45 @@
+"""SSSE with the diagonal of its curvature: what the off-diagonal part is worth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from ssse.baselines.update import Updated, diagonal_of
+from ssse.curvature.artefact import Curvature
+from ssse.erasure import erase
+from ssse.losses import LossLike
+
+REFERENCE = "Peste et al. 2021, SSSE, with the diagonal Fisher matrix of Golatkar et al. 2020"
+
+
+def diagonal_ssse(
+    model: nn.Module,
+    curvature: Curvature | None,
+    loss_fn: LossLike,
+    forget: Iterable[Any],
+    *,
+    scale: float = 1.0,
+    leave_out: bool = True,
+) -> Updated:
+    """The update of `ssse.erase`, with every off-diagonal entry of the curvature left out.
+
+        θ̂ = θ + ε · g_S / (diag(RᵀR − R_SᵀR_S) + nλ)          leave_out=True
+        θ̂ = θ + ε · n/(n−k) · g_S / (diag(RᵀR) + nλ)           leave_out=False
+
+    Args:
+        curvature: with structure="diagonal", of any rows.
+
+    Raises:
+        Refused: as `ssse.erase` does, with its diagnostics.
+    """
+    started = time.perf_counter()
+    held, _ = diagonal_of(curvature, "diagonal_ssse")
+    erasure = erase(model, held, loss_fn, forget, scale=scale, leave_out=leave_out)
+    direction = erasure.direction if held.joint is None else None  # a joint stream counts from its θ*, not from θ
+    notes = (*erasure.diagnostics.reasons, *erasure.diagnostics.notes)
+    seconds = time.perf_counter() - started
+    return Updated(erasure.model, erasure.step, direction, "diagonal_ssse", REFERENCE, notes, seconds)

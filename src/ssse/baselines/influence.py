@@ -1,0 +1,135 @@
+"""Influence functions: one Newton step with the true Hessian of the training loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import LinearOperator, cg
+from torch import Tensor, nn
+
+from ssse.baselines.update import Updated, check_positive, check_whole, decay_of, forget_gradient, read_request
+from ssse.batches import Batch
+from ssse.curvature.artefact import Curvature, check_damping
+from ssse.errors import InvalidSetting, NotPositiveDefinite
+from ssse.losses import LossLike
+from ssse.problem import ParameterChoice, Problem
+
+REFERENCE = (
+    "Koh & Liang 2017, 'Understanding black-box predictions via influence functions'; Guo et al. 2020, "
+    "'Certified data removal'; Cook & Weisberg 1982"
+)
+
+
+def influence(
+    model: nn.Module,
+    curvature: Curvature | None,
+    loss_fn: LossLike,
+    forget: Iterable[Any],
+    *,
+    data: Iterable[Any],
+    leave_out: bool = False,
+    scale: float = 1.0,
+    damping: float | None = None,
+    weight_decay: float | None = None,
+    tolerance: float | None = None,
+    max_iterations: int = 1000,
+    parameters: ParameterChoice = "all",
+) -> Updated:
+    """The step of a Newton method towards the minimum without S, solved by conjugate gradients.
+
+    With g_S = Σ_{i∈S} (∇ℓᵢ(θ) + wθ) and ε the scale,
+
+        θ̂ = θ + ε · n/(n−k) · (Σ_D ∇²ℓᵢ + nλI)⁻¹ g_S       leave_out=False, Koh & Liang
+        θ̂ = θ + ε · (Σ_{D∖S} ∇²ℓᵢ + nλI)⁻¹ g_S              leave_out=True, Guo et al.'s Newton step
+
+    The damping is nλ in both, as in `ssse.erase`, although n−k samples are left: with a weight decay w
+    the Newton step of the objective over D∖S has λ = w(n−k)/n. A product with the Hessian is one double
+    backward pass over the data. On a model linear in θ the Hessian is the Gauss–Newton matrix, so
+    leave_out=True is `ssse.erase` with rows="expected" in one block.
+
+    Args:
+        data: the training data, the forgotten samples among it; read once and held.
+        damping: λ; that of the curvature if there is one, else the weight decay.
+        weight_decay: w; that of the curvature if not given, else 0.
+        tolerance: ‖g_S − Ax‖/‖g_S‖ to stop at; 1e-10 in float64, 1e-4 else. max_iterations: to stop after.
+        parameters: θ, where no curvature says.
+
+    Raises:
+        NotPositiveDefinite: conjugate gradients met a direction of negative curvature, as they may on a
+            network; what they return would then be no solution.
+    """
+    check_positive(scale, "scale")
+    check_whole(max_iterations, "max_iterations")
+    if tolerance is not None and not 0 < tolerance < 1:
+        raise InvalidSetting(f"tolerance is a relative residual between 0 and 1, not {tolerance}.")
+    decay = decay_of(curvature, weight_decay)
+    asked = curvature.damping if damping is None and curvature is not None else damping
+    strength = check_damping(asked, decay)
+    request = read_request(model, curvature, loss_fn, forget, parameters)
+    problem = request.problem
+    kept, n = request.retained(data)
+    seen = kept if leave_out else [*kept, *request.batches]
+    right = forget_gradient(request, decay)
+    precision = tolerance or (1e-10 if problem.dtype == torch.float64 else 1e-4)
+    solution, note = _solve(problem, seen, n, strength, right, precision, max_iterations)
+    direction = solution if leave_out else n / (n - request.count) * solution
+    theta = problem.theta() + scale * direction
+    return request.answer(theta, "influence", REFERENCE, direction=direction, notes=(note,))
+
+
+def hessian_product(problem: Problem, batches: Sequence[Batch], v: Tensor) -> Tensor:
+    """Σ ∇²ℓᵢ(θ) v, in float64: ∇(vᵀ∇ℓ) by differentiating twice."""
+    leaves = {name: value.clone().requires_grad_() for name, value in problem.parameters().items()}
+    along = problem.layout.unflatten(v.to(problem.dtype))
+    total = torch.zeros_like(v, dtype=torch.float64)
+    inputs = [leaves[name] for name in problem.layout.names]
+    for x, y in batches:
+        problem.check_labels(y)
+        with torch.enable_grad():
+            loss = problem.loss.values(problem.call(leaves, x), y).sum()
+            slopes = torch.autograd.grad(loss, inputs, create_graph=True, materialize_grads=True)
+            inner = sum((s * along[name]).sum() for name, s in zip(problem.layout.names, slopes, strict=True))
+        assert isinstance(inner, Tensor)
+        if inner.requires_grad:  # else the loss is linear in θ, and its Hessian zero
+            curved = torch.autograd.grad(inner, inputs, materialize_grads=True)
+            total += problem.layout.flatten(dict(zip(problem.layout.names, curved, strict=True)))
+    return total
+
+
+def _solve(
+    problem: Problem, batches: Sequence[Batch], n: int, damping: float, right: Tensor, tolerance: float, limit: int
+) -> tuple[Tensor, str]:
+    """A⁻¹ right with A = Σ∇²ℓ + nλI; vectors in float64, products in the model's own precision."""
+    steps = 0
+
+    def product(p: np.ndarray) -> np.ndarray:
+        v = torch.from_numpy(p.reshape(-1)).to(problem.device)
+        return (hessian_product(problem, batches, v) + n * damping * v).cpu().numpy()
+
+    def checked(p: np.ndarray) -> np.ndarray:
+        """Conjugate gradients never look at the sign of pᵀAp, and go wrong in silence where it is not positive."""
+        nonlocal steps
+        steps += 1
+        image = product(p)
+        found = float(np.vdot(p, image) / np.vdot(p, p)) / n
+        if not found > 0:
+            raise NotPositiveDefinite(
+                f"The damped Hessian is not positive definite: in step {steps} conjugate gradients met a direction "
+                f"with curvature {found:.4g} a sample, damping {damping:.4g} included. Use a damping above "
+                f"{damping - found:.4g}, or ssse.erase with rows='expected', structure='matrix_free', whose "
+                "Gauss–Newton matrix cannot be indefinite."
+            )
+        return image
+
+    size, b = problem.layout.dim, right.double().cpu().numpy()
+    operator = LinearOperator((size, size), matvec=checked, dtype=np.float64)  # type: ignore[call-arg]
+    x, _ = cg(operator, b, rtol=tolerance, atol=0.0, maxiter=limit)
+    # The true residual: the one of the recursion drifts from it.
+    residual = float(np.linalg.norm(b - product(x)) / max(float(np.linalg.norm(b)), np.finfo(np.float64).tiny))
+    note = f"{steps} steps of conjugate gradients, relative residual {residual:.1e}"
+    if residual > 2 * tolerance:
+        note += f", not below the tolerance {tolerance:.0e}: raise max_iterations or the damping"
+    return torch.from_numpy(x).to(right), note

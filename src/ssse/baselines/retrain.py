@@ -1,0 +1,76 @@
+"""Training anew on the data that remains: what every other method is an approximation of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ssse.baselines.update import Updated, read_request
+from ssse.batches import Batch
+from ssse.curvature.artefact import Curvature
+from ssse.errors import InvalidModel, ModelMismatch
+from ssse.losses import LossLike
+
+REFERENCE = "Training from scratch on D∖S; the gold standard of Cao & Yang 2015, 'Towards making systems forget'"
+
+
+def retrain(
+    model: nn.Module,
+    curvature: Curvature | None,
+    loss_fn: LossLike,
+    forget: Iterable[Any],
+    *,
+    train: Callable[[list[Batch]], nn.Module],
+    data: Iterable[Any],
+) -> Updated:
+    """Train a new model without the forgotten samples, by the user's own training function.
+
+        θ̂ = train(D∖S)
+
+    Two retrained models of different seeds differ as well; a distance to one of them is only read
+    against the distance between two.
+
+    Args:
+        train: takes the batches of D∖S, in the order of the data and on the model's device, and returns a
+            new, trained module of the same architecture. It is put into eval mode.
+        data: the training data, the forgotten samples among it.
+
+    Raises:
+        InvalidModel: `train` returned no module, the model passed in, or one with NaN.
+        ModelMismatch: the parameters of the new module are not those of the model.
+    """
+    request = read_request(model, curvature, loss_fn, forget)
+    before = request.problem.theta()
+    kept, _ = request.retained(data, group=1024)
+    found = train(kept)
+    if not isinstance(found, nn.Module):
+        raise InvalidModel(f"train(batches) must return the trained nn.Module; it returned a {type(found).__name__}.")
+    if found is model:
+        raise InvalidModel(
+            "train(batches) returned the very model that was passed in, which is to stay as it is. Build a new module "
+            "inside train()."
+        )
+    _check_same_parameters(model, found)
+    found.eval()
+    named = dict(found.named_parameters())
+    theta = request.problem.layout.flatten({name: named[name].detach() for name in request.problem.layout.names})
+    if not bool(torch.isfinite(theta).all()):
+        raise InvalidModel("The retrained model holds NaN or infinity; its training diverged.")
+    note = f"trained on the {sum(len(y) for _, y in kept)} samples that remain"
+    seconds = time.perf_counter() - request.started
+    return Updated(found, theta.to(before) - before, None, "retrain", REFERENCE, (note,), seconds)
+
+
+def _check_same_parameters(model: nn.Module, found: nn.Module) -> None:
+    wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    have = {name: tuple(p.shape) for name, p in found.named_parameters()}
+    for name in [*wanted, *have]:
+        if wanted.get(name) != have.get(name):
+            raise ModelMismatch(
+                f"train(batches) must return a model of the same architecture; parameter '{name}' is "
+                f"{wanted.get(name, 'absent')} in the model and {have.get(name, 'absent')} in the retrained one."
+            )
