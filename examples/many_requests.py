@@ -7,7 +7,8 @@ from torch import nn
 import ssse
 
 features, labels = load_breast_cancer(return_X_y=True)
-x = torch.tensor((features - features.mean(0)) / features.std(0))
+x = torch.as_tensor(features)
+x = (x - x.mean(0)) / x.std(0)
 y = torch.tensor(labels, dtype=torch.float64)[:, None]
 model, decay = nn.Linear(30, 1).double(), 1e-2
 optimiser = torch.optim.LBFGS(model.parameters(), max_iter=1000, tolerance_grad=1e-10, line_search_fn="strong_wolfe")

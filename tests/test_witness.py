@@ -31,7 +31,7 @@ def test_curvature_of_a_convolutional_net_agrees_with_curvlinops(kind, operator)
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
     x, y = load_digits(return_X_y=True)
-    return x / 16.0, y
+    return np.asarray(x) / 16.0, np.asarray(y)
 
 
 def retrained(x: np.ndarray, y: np.ndarray, weight_decay: float, classes: int = 10) -> torch.Tensor:

@@ -12,6 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ssse import baselines as baselines
+    from ssse import metrics as metrics
+    from ssse.calibration import Calibration as Calibration
+    from ssse.calibration import calibrate as calibrate
     from ssse.curvature import Curvature as Curvature
     from ssse.curvature import plan as plan
     from ssse.diagnostics import Diagnostics as Diagnostics
@@ -19,10 +23,25 @@ if TYPE_CHECKING:
     from ssse.erasure import erase as erase
     from ssse.errors import Refused as Refused
     from ssse.errors import SSSEError as SSSEError
+    from ssse.errors import Undecided as Undecided
+    from ssse.evaluation import evaluate as evaluate
+    from ssse.scanning import Scan as Scan
+    from ssse.scanning import scan as scan
+    from ssse.splits import four_splits as four_splits
+    from ssse.table import Evaluation as Evaluation
 
 __version__ = "0.1.0"
 
+_PACKAGES = ("baselines", "metrics")
 _HOMES = {
+    "Calibration": "ssse.calibration",
+    "calibrate": "ssse.calibration",
+    "Evaluation": "ssse.table",
+    "evaluate": "ssse.evaluation",
+    "Scan": "ssse.scanning",
+    "four_splits": "ssse.splits",
+    "scan": "ssse.scanning",
+    "Undecided": "ssse.errors",
     "Curvature": "ssse.curvature",
     "plan": "ssse.curvature",
     "Diagnostics": "ssse.diagnostics",
@@ -32,10 +51,30 @@ _HOMES = {
     "SSSEError": "ssse.errors",
 }
 
-__all__ = ["Curvature", "Diagnostics", "Erasure", "Refused", "SSSEError", "erase", "plan"]
+__all__ = [
+    "Calibration",
+    "Curvature",
+    "Diagnostics",
+    "Erasure",
+    "Evaluation",
+    "Refused",
+    "SSSEError",
+    "Scan",
+    "Undecided",
+    "baselines",
+    "calibrate",
+    "erase",
+    "evaluate",
+    "four_splits",
+    "metrics",
+    "plan",
+    "scan",
+]
 
 
 def __getattr__(name: str) -> object:
+    if name in _PACKAGES:
+        return import_module(f"ssse.{name}")
     if name in _HOMES:
         value = getattr(import_module(_HOMES[name]), name)
         globals()[name] = value

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ssse.diagnostics import Diagnostics
+    from ssse.scanning import Scan
 
 
 class SSSEError(Exception):
@@ -42,6 +43,18 @@ class ModelMismatch(SSSEError, ValueError):
 
 class BrokenArtefact(SSSEError, OSError):
     """A stored curvature is incomplete, altered, or of a newer format."""
+
+
+class Undecided(SSSEError, ValueError):
+    """The evidence does not decide on a scale ε. Nothing was chosen.
+
+    Attributes:
+        scan: the curve that was looked at.
+    """
+
+    def __init__(self, message: str, scan: Scan):
+        self.scan = scan
+        super().__init__(message)
 
 
 class Refused(SSSEError):

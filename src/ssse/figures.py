@@ -1,0 +1,211 @@
+"""Figures. Colours are Okabe and Ito's, told apart without colour by line style and marker too.
+
+They take what was measured and return a matplotlib figure: `figure.savefig("curve.svg")`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ssse.errors import InvalidSetting
+from ssse.splits import SPLITS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ssse.calibration import Calibration
+    from ssse.scanning import Scan
+    from ssse.table import Evaluation
+
+BLUE, ORANGE, GREEN, PURPLE, SKY, RED, GREY = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#666666",
+)
+STYLES = (
+    (BLUE, "-", "o"),
+    (RED, "--", "s"),
+    (GREEN, "-.", "^"),
+    (PURPLE, ":", "D"),
+    (ORANGE, "-", "v"),
+    (SKY, "--", "P"),
+)
+FILLS: tuple[Literal["full", "none", "left"], ...] = ("full", "none", "left")  # when the styles are used up
+MEANING = {"γ": "similarity ratio γ\n(1 = retrained)", "δ": "normalised confusion distance δ\n(0 = retrained)"}
+
+
+def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InvalidSetting("Figures need matplotlib: pip install matplotlib.") from error
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = [figure.add_subplot(1, columns, i + 1) for i in range(columns)]
+    for ax in axes:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(alpha=0.25, linewidth=0.6)
+        ax.set_axisbelow(True)
+    return figure, axes
+
+
+def scan_figure(scan: Scan, chosen: float | None = None) -> Figure:
+    """What changes with ε: γ or δ, the parameter distance, the attack, and the accuracy on each split."""
+    panels: list[Any] = []
+    if scan.ratio is not None:
+        panels.append(lambda ax: _ratio(ax, scan))
+    if scan.distance is not None:
+        panels.append(lambda ax: _curve(ax, scan, scan.distance, "normalised parameter distance\n(0 = retrained)"))
+    if scan.attack is not None:
+        panels.append(lambda ax: _attack(ax, scan))
+    panels.append(lambda ax: _accuracies(ax, scan))
+    figure, axes = new_figure(3.7 * len(panels), 3.1, len(panels))
+    for ax, draw in zip(axes, panels, strict=True):
+        draw(ax)
+        ax.set_xscale("log")
+        ax.set_xlim(scan.scales[0], scan.scales[-1])
+        ax.set_xlabel("scale ε")
+        if chosen is not None and scan.scales[0] <= chosen <= scan.scales[-1]:
+            ax.axvline(chosen, color="black", linewidth=1, linestyle=(0, (4, 2)))
+            ax.annotate(
+                f"ε = {chosen:.3g}",
+                (chosen, 1.0),
+                xycoords=("data", "axes fraction"),
+                xytext=(3, -2),
+                textcoords="offset points",
+                va="top",
+                fontsize=8,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8},
+            )
+    return figure
+
+
+def heat_map(calibration: Calibration) -> Figure:
+    """γ or δ over λ and ε, the chosen pair marked: how sensitive the choice is."""
+    scan, grid = calibration.scan, calibration.grid
+    if grid is None:
+        raise InvalidSetting("There is no grid over λ: pass dampings= to ssse.calibrate.")
+    figure, (ax,) = new_figure(6.4, 0.9 + 0.42 * max(len(calibration.dampings), 4))
+    best_low = scan.ratio_name == "δ"
+    image = ax.pcolormesh(
+        np.arange(grid.shape[1] + 1),
+        np.arange(grid.shape[0] + 1),
+        grid,
+        cmap="viridis_r" if best_low else "viridis",
+        vmin=0,
+        vmax=1,
+        rasterized=True,
+    )
+    ax.grid(False)
+    column = int(np.argmin(np.abs(np.log(scan.scales / calibration.scale))))
+    row = int(np.argmin(np.abs(np.log(np.array(calibration.dampings) / calibration.damping))))
+    ax.plot(column + 0.5, row + 0.5, marker="*", markersize=13, color="white", markeredgecolor="black")
+    ax.annotate(
+        f"ε = {calibration.scale:.3g}, λ = {calibration.damping:.1e}: {scan.ratio_name} = {grid[row, column]:.3f}",
+        (column + 0.5, row + 0.5),
+        xytext=(0.99, 1.02),
+        textcoords="axes fraction",
+        fontsize=8,
+        ha="right",
+        va="bottom",
+    )
+    ticks = np.linspace(0, len(scan.scales) - 1, min(9, len(scan.scales))).round().astype(int)
+    ax.set_xticks(ticks + 0.5, [f"{scan.scales[i]:.3g}" for i in ticks])
+    ax.set_yticks(np.arange(len(calibration.dampings)) + 0.5, [f"{v:.0e}" for v in calibration.dampings])
+    ax.set_xlabel("scale ε")
+    ax.set_ylabel("damping λ")
+    bar = figure.colorbar(image, ax=ax)
+    bar.set_label(MEANING[scan.ratio_name].replace("\n", " "), fontsize=8)
+    return figure
+
+
+def evaluation_figure(evaluation: Evaluation) -> Figure:
+    """Accuracy on each split as dots, one colour and marker a model; beside it the gaps, with the noise floor."""
+    splits = [m for m in evaluation.measures if m.key.startswith("accuracy_")]
+    gaps = [m for m in evaluation.measures if m.key == "mean_gap" or m.key.startswith("kl_")]
+    figure, axes = new_figure(4.2 + 3.4 * bool(gaps), 0.6 + 0.55 * max(len(splits) + 1, len(gaps) + 1), 1 + bool(gaps))
+    _dots(axes[0], evaluation, splits, "accuracy, %")
+    if gaps:
+        _dots(axes[1], evaluation, gaps, "difference to retrained\n(accuracy in points, KL in nats)")
+        axes[1].set_xscale("symlog", linthresh=1e-3)
+        axes[1].set_xlim(left=-2e-4, right=1.6 * axes[1].get_xlim()[1])
+        axes[1].set_xticks([v for v in (0, 1e-3, 1e-2, 0.1, 1, 10, 100) if v <= axes[1].get_xlim()[1]])
+        for y, measure in enumerate(gaps):
+            if measure.key in evaluation.floors:
+                floor = evaluation.floors[measure.key]
+                axes[1].plot(
+                    [floor, floor],
+                    [y - 0.4, y + 0.4],
+                    color="black",
+                    linewidth=1.2,
+                    label="noise floor" if y == 0 else None,
+                )
+    handles, labels = axes[-1].get_legend_handles_labels() if gaps else axes[0].get_legend_handles_labels()
+    first, names = axes[0].get_legend_handles_labels()
+    merged = dict(zip(names + labels, first + handles, strict=True))
+    figure.legend(
+        merged.values(), merged.keys(), loc="outside lower center", ncols=min(4, len(merged)), fontsize=8, frameon=False
+    )
+    return figure
+
+
+def _dots(ax: Axes, evaluation: Evaluation, measures: list[Any], title: str) -> None:
+    for i, name in enumerate(evaluation.models):
+        color, _, marker = STYLES[i % len(STYLES)]
+        fill = FILLS[i // len(STYLES) % len(FILLS)]
+        shift = 0.5 * (i - (len(evaluation.models) - 1) / 2) / max(len(evaluation.models), 1)
+        shown = [(evaluation[name, m.key], y + shift) for y, m in enumerate(measures)]
+        points = [(x, y) for x, y in shown if x is not None]
+        if points:
+            x, y = zip(*points, strict=True)
+            ax.plot(x, y, linestyle="", marker=marker, color=color, fillstyle=fill, markersize=6, label=name)
+    ax.set_yticks(range(len(measures)), [m.title.replace("KL(retrained ‖ model), ", "KL on ") for m in measures])
+    ax.set_ylim(len(measures) - 0.5, -0.5)
+    ax.set_xlabel(title)
+
+
+def _ratio(ax: Axes, scan: Scan) -> None:
+    _curve(ax, scan, scan.ratio, MEANING[scan.ratio_name])
+    ax.axhline(0.5, color=GREY, linewidth=0.8, linestyle=":")
+
+
+def _attack(ax: Axes, scan: Scan) -> None:
+    _curve(ax, scan, scan.attack, "AUC of telling S from held-out\n(0.5 = cannot)")
+    ax.axhline(0.5, color=GREY, linewidth=0.8, linestyle=":")
+    if scan.original_attack is not None:
+        ax.axhline(scan.original_attack, color=RED, linewidth=1, linestyle="--", label="before erasing")
+        ax.legend(fontsize=8, frameon=False)
+
+
+def _curve(ax: Axes, scan: Scan, values: np.ndarray | None, title: str) -> None:
+    if values is not None:
+        ax.plot(scan.scales, values, color=BLUE, linewidth=1.8)
+    ax.set_ylim(-0.02, 1.02)
+    ax.set_ylabel(title)
+
+
+def _accuracies(ax: Axes, scan: Scan) -> None:
+    """The difference to the retrained model where there is one, else the accuracy itself."""
+    for (split, values), (color, line, marker) in zip(scan.accuracy.items(), STYLES, strict=False):
+        shown = values if scan.retrained is None else np.abs(values - scan.retrained[split])
+        every = max(1, len(shown) // 8)
+        ax.plot(
+            scan.scales,
+            100 * shown,
+            color=color,
+            linestyle=line,
+            marker=marker,
+            markevery=every,
+            markersize=4,
+            label=SPLITS[split],
+        )
+    title = "accuracy, %" if scan.retrained is None else "accuracy difference to\nretrained, points"
+    ax.set_ylabel(title)
+    ax.set_ylim(bottom=min(-1.0, ax.get_ylim()[0]) if scan.retrained is None else -0.5)
+    ax.legend(fontsize=8, frameon=False)

@@ -1,0 +1,61 @@
+"""L₋S and ‖∇L₋S‖: how near a model is to a minimum of the loss on the data that stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ssse.batches import check_repeatable, count_samples, read_batch, regroup
+from ssse.curvature.fit import Sums
+from ssse.errors import InvalidData, InvalidSetting
+from ssse.losses import LossLike
+from ssse.problem import ParameterChoice, Problem
+from ssse.progress import track
+from ssse.sampling import RowKind, measure
+
+GROUP = 1024
+
+
+@dataclass(frozen=True)
+class Objective:
+    """L(θ) = (1/n) Σ ℓᵢ(θ) + (w/2)‖θ‖² over some samples, and the norm of its gradient in θ."""
+
+    loss: float
+    gradient_norm: float
+    count: int
+
+
+def objective(
+    model: nn.Module,
+    loss_fn: LossLike,
+    data: Iterable[Any],
+    *,
+    weight_decay: float = 0.0,
+    parameters: ParameterChoice = "all",
+    progress: bool = False,
+) -> Objective:
+    """L₋S and ‖∇L₋S‖ if the data is D∖S: the training objective on the data that stays.
+
+    The named losses sum over a sample's outputs. The paper's Table 1 averages over attributes: divide by their
+    number to compare with it.
+    """
+    if not 0 <= weight_decay < float("inf"):
+        raise InvalidSetting(f"weight_decay must be zero or positive, not {weight_decay}.")
+    check_repeatable(data)
+    problem = Problem(model, loss_fn, parameters)
+    sums, kind = Sums(), RowKind("empirical")
+    batches = regroup((read_batch(batch, problem.device) for batch in data), GROUP)
+    for batch in track(batches, count_samples(data), "objective", progress):
+        if not problem.outputs:
+            problem.probe(batch)
+        sums.add(measure(problem, kind, batch))
+    if not sums.count:
+        raise InvalidData("There are no samples; the objective of an empty split has no meaning.")
+    theta = problem.theta().double()
+    gradient = sums.checked_gradient() / sums.count + weight_decay * theta
+    loss = sums.loss / sums.count + weight_decay / 2 * float(torch.dot(theta, theta))
+    return Objective(loss, float(gradient.norm()), sums.count)

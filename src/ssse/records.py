@@ -1,0 +1,165 @@
+"""What is kept of every model on every split: two numbers a sample, and all logits on S alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ssse.errors import InvalidData, InvalidSetting
+from ssse.metrics.gaps import divergence
+from ssse.metrics.scores import Task, confidences, hits, log_probabilities
+from ssse.outputs import Model, Seen, check_model, watch
+from ssse.splits import HELD_OUT, WHOLE_TEST, Splits
+
+
+@dataclass(frozen=True)
+class Key:
+    """One model: its name and which of its seeds."""
+
+    name: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.seed})" if self.seed else self.name
+
+
+@dataclass
+class Record:
+    """One model on one split, sample by sample."""
+
+    right: np.ndarray  # 1 or 0; with attributes the share that is right
+    phi: np.ndarray  # log p_y − log(1 − p_y)
+    divergence: np.ndarray | None  # KL from the average of the (other) retrained models
+    logits: np.ndarray | None  # on S alone
+
+
+@dataclass
+class Records:
+    """Everything that the passes over the splits left.
+
+    Attributes:
+        splits: by split, then model. labels: of S. task: classes or attributes.
+    """
+
+    models: dict[Key, Model]
+    splits: dict[str, dict[Key, Record]] = field(default_factory=dict)
+    labels: np.ndarray | None = None
+    task: Task = "classes"
+
+    def seeds(self, name: str) -> list[Key]:
+        return [key for key in self.models if key.name == name]
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(key.name for key in self.models))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {split: len(next(iter(found.values())).right) for split, found in self.splits.items()}
+
+    def accuracies(self, key: Key) -> dict[str, float]:
+        return {split: float(found[key].right.mean()) for split, found in self.splits.items()}
+
+    def accuracy_on_test(self, key: Key) -> float | None:
+        """On the whole test set, the forgotten class in it: dropping it would hide what was forgotten too much."""
+        parts = self.whole_test
+        return float(np.concatenate([found[key].right for found in parts]).mean()) if parts else None
+
+    @property
+    def whole_test(self) -> list[dict[Key, Record]]:
+        """The test set in its parts; none where one of them is missing."""
+        whole = next((parts for parts in WHOLE_TEST if parts <= self.splits.keys()), set())
+        return [found for split, found in self.splits.items() if split in whole]
+
+    @property
+    def held_out(self) -> dict[Key, Record] | None:
+        """On samples of the forgotten kind that no model was trained on."""
+        return next((self.splits[split] for split in HELD_OUT if split in self.splits), None)
+
+
+def collect(models: Mapping[str, Model | Sequence[Model]], splits: Splits, retrained: str, progress: bool) -> Records:
+    """One pass over each split, every model on every batch."""
+    records = Records(_named(models))
+    shown = {str(key): model for key, model in records.models.items()}
+    if len(shown) < len(records.models):
+        raise InvalidSetting("Two models end up with the same name; call them differently.")
+    goal, spans, task = records.seeds(retrained), {}, None
+    for split, data in splits.items():
+        labels: list[np.ndarray] = []
+        taken = {key: _Parts() for key in records.models}
+        for seen in watch(shown, data, split, progress):
+            if seen.task != (task or seen.task):
+                raise InvalidData(f"The labels of '{split}' are {seen.task}, those of the splits before it {task}.")
+            task = seen.task
+            far = _divergences(records, seen, goal)
+            for key in records.models:
+                logits = seen.logits[str(key)]
+                low, high = spans.get(key, (np.inf, -np.inf))
+                spans[key] = np.minimum(low, logits.min(0)), np.maximum(high, logits.max(0))
+                taken[key].add(logits, seen, far.get(key), keep=split == "forgotten")
+            if split == "forgotten":
+                labels.append(seen.labels)
+        records.splits[split] = {key: part.joined() for key, part in taken.items()}
+        if labels:
+            records.labels = np.concatenate(labels)
+    records.task = task or "classes"
+    for key, (low, high) in spans.items():
+        if (low == high).all() and sum(records.counts.values()) > 1:
+            raise InvalidData(f"'{key}': the logits are constant, the same for every sample; this model says nothing.")
+    return records
+
+
+def _named(models: Mapping[str, Model | Sequence[Model]]) -> dict[Key, Model]:
+    if not models:
+        raise InvalidSetting("There are no models to evaluate.")
+    named: dict[Key, Model] = {}
+    for name, given in models.items():
+        group: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
+        if not group:
+            raise InvalidSetting(f"'{name}' is an empty list; give it at least one model, or leave it out.")
+        for seed, model in enumerate(group):
+            check_model(model, name)
+            named[Key(name, seed)] = model
+    return named
+
+
+def _divergences(records: Records, seen: Seen, goal: list[Key]) -> dict[Key, np.ndarray]:
+    """From the retrained models' average prediction; for a retrained model itself, from that of the others."""
+    if not goal:
+        return {}
+    log_p = {key: log_probabilities(seen.logits[str(key)], seen.task) for key in records.models}
+    total = np.sum([np.exp(log_p[key]) for key in goal], axis=0)
+    found = {}
+    for key in records.models:
+        others = len(goal) - (key in goal)
+        if others:
+            rest = total - np.exp(log_p[key]) if key in goal else total
+            mean = np.maximum(rest / others, np.finfo(np.float64).tiny)  # a difference may round below zero
+            found[key] = divergence(log_p[key], np.log(mean))
+    return found
+
+
+@dataclass
+class _Parts:
+    """A record in the making."""
+
+    right: list[np.ndarray] = field(default_factory=list)
+    phi: list[np.ndarray] = field(default_factory=list)
+    far: list[np.ndarray] = field(default_factory=list)
+    logits: list[np.ndarray] = field(default_factory=list)
+
+    def add(self, logits: np.ndarray, seen: Seen, far: np.ndarray | None, keep: bool) -> None:
+        self.right.append(hits(logits, seen.labels, seen.task))
+        self.phi.append(confidences(logits, seen.labels, seen.task))
+        if far is not None:
+            self.far.append(far)
+        if keep:
+            self.logits.append(logits)
+
+    def joined(self) -> Record:
+        far = np.concatenate(self.far) if self.far else None
+        logits = np.concatenate(self.logits) if self.logits else None
+        return Record(np.concatenate(self.right), np.concatenate(self.phi), far, logits)

@@ -1,0 +1,276 @@
+"""The erasure as a function of its scale ε: θ(ε) = θ* + ε·u. One solve gives u; the rest is looking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from ssse.batches import Batch, check_repeatable, count_samples, read_batch, regroup
+from ssse.errors import InvalidData, InvalidSetting
+from ssse.line import Line
+from ssse.losses import LossLike
+from ssse.metrics.attacks import threshold_attack
+from ssse.metrics.confusion import confusions
+from ssse.metrics.distance import same_parameters
+from ssse.metrics.gaps import divergence
+from ssse.metrics.scores import Task, as_labels, as_logits, check_alike, confidences, hits, log_probabilities
+from ssse.metrics.similarity import attribute_auc, share
+from ssse.outputs import Model, check_model, logits_of
+from ssse.problem import ParameterChoice, Problem
+from ssse.progress import track
+from ssse.splits import HELD_OUT, SPLITS, Splits, check_splits
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DEFAULT_SCALES = tuple(float(v) for v in np.geomspace(1e-2, 1e2, 49))  # 1 is in the middle
+GROUP = 1024
+ATTACKED = ("forgotten", *HELD_OUT)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What was seen along the line, each array with one entry an ε (NaN where the model's outputs overflowed).
+
+    Attributes:
+        scales: ε. accuracy: 0 … 1, by split. counts: samples of each split.
+        recognised: the share of S that is taken for what it is: its class, or the attributes that all of S have.
+        ratio: γ or δ on S, as `ratio_name` says; None without a retrained model.
+        divergence: mean KL of the predictions on S from the retrained model's; None without one.
+        distance: normalised parameter distance; None without a retrained module of the same parameters.
+        attack: AUC of telling S from held-out samples by confidence; None without those.
+        retrained: the retrained model's accuracy, by split. chance: 1/c, or ½ for attributes.
+        original_attack: the same AUC at ε = 0.
+        passes: samples that went forward through the model in all.
+    """
+
+    scales: np.ndarray
+    accuracy: dict[str, np.ndarray]
+    counts: dict[str, int]
+    chance: float
+    ratio_name: str
+    recognised: np.ndarray | None = None
+    ratio: np.ndarray | None = None
+    divergence: np.ndarray | None = None
+    distance: np.ndarray | None = None
+    attack: np.ndarray | None = None
+    original_attack: float | None = None
+    retrained: dict[str, float] | None = None
+    passes: int = 0
+
+    @property
+    def mean_gap(self) -> np.ndarray | None:
+        """Mean over the splits of |accuracy − that of the retrained model|, in points."""
+        if self.retrained is None:
+            return None
+        goal = self.retrained
+        return 100 * np.mean([np.abs(values - goal[split]) for split, values in self.accuracy.items()], axis=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        def numbers(values: np.ndarray | None) -> list[float | None] | None:
+            return None if values is None else [float(v) if np.isfinite(v) else None for v in values]
+
+        return {
+            "scales": numbers(self.scales),
+            "accuracy": {split: numbers(values) for split, values in self.accuracy.items()},
+            "retrained": self.retrained,
+            "counts": self.counts,
+            "chance": self.chance,
+            "recognised": numbers(self.recognised),
+            "ratio_name": self.ratio_name,
+            "ratio": numbers(self.ratio),
+            "divergence": numbers(self.divergence),
+            "distance": numbers(self.distance),
+            "attack": numbers(self.attack),
+            "original_attack": self.original_attack,
+            "mean_gap": numbers(self.mean_gap),
+        }
+
+    def figure(self) -> Figure:
+        """γ or δ, the parameter distance, and the accuracies against ε, as the paper's Figures 2 to 4."""
+        from ssse.figures import scan_figure
+
+        return scan_figure(self)
+
+
+def scan(
+    model: nn.Module,
+    direction: Tensor,
+    loss_fn: LossLike,
+    splits: Splits,
+    *,
+    scales: Iterable[float] = DEFAULT_SCALES,
+    retrained: Model | None = None,
+    parameters: ParameterChoice = "all",
+    progress: bool = True,
+) -> Scan:
+    """Look at the model at every scale of a step, without solving again.
+
+    Args:
+        model: at ε = 0. direction: the step at ε = 1, flat: `erasure.direction`, or that of a baseline.
+        splits: as in `ssse.evaluate`. scales: the values of ε, positive, rising.
+        retrained: to compare with: gives γ or δ, the parameter distance and the accuracy gaps.
+        parameters: those that the direction is of: `curvature.layout.names`.
+    """
+    check_splits(splits)
+    grid = check_scales(scales)
+    if retrained is not None:
+        check_model(retrained, "retrained")
+    problem = Problem(model, loss_fn, parameters)
+    line = Line(problem, direction)
+    seen = {split: _look(line, data, split, grid, retrained, progress) for split, data in splits.items()}
+    forgotten, held = seen.get("forgotten"), next((seen[s] for s in HELD_OUT if s in seen), None)
+    first = next(iter(seen.values()))
+    compared = forgotten if retrained is not None else None
+    attack = start = None
+    if forgotten is not None and held is not None:
+        assert forgotten.phi is not None
+        assert held.phi is not None
+        each = zip(forgotten.phi, held.phi, strict=True)
+        aucs = np.array([threshold_attack(s, h).auc if _finite(s, h) else np.nan for s, h in each])
+        start, attack = float(aucs[0]), aucs[1:]
+    return Scan(
+        scales=grid[1:],
+        accuracy={split: found.accuracy[1:] for split, found in seen.items()},
+        counts={split: found.count for split, found in seen.items()},
+        chance=1 / first.outputs if first.task == "classes" else 0.5,
+        ratio_name="δ" if first.task == "classes" else "γ",
+        recognised=None if forgotten is None else forgotten.recognised(),
+        ratio=None if compared is None else compared.ratios(),
+        divergence=None if compared is None else compared.divergences(),
+        distance=_distances(model, line, grid[1:], retrained),
+        attack=attack,
+        original_attack=start,
+        retrained=None if retrained is None else {split: found.goal_accuracy for split, found in seen.items()},
+        passes=line.passes,
+    )
+
+
+def check_scales(scales: Iterable[float]) -> np.ndarray:
+    """0, the original model, and then the user's values."""
+    grid = np.asarray(list(scales), dtype=np.float64)
+    if grid.ndim != 1 or not len(grid) or not np.isfinite(grid).all() or grid.min() <= 0 or (np.diff(grid) <= 0).any():
+        raise InvalidSetting("scales must be positive, finite and rising, for instance numpy.geomspace(0.1, 10, 50).")
+    return np.concatenate([[0.0], grid])
+
+
+@dataclass
+class _Look:
+    """One split at every ε, ε = 0 first."""
+
+    task: Task
+    outputs: int
+    accuracy: np.ndarray  # (E,)
+    count: int
+    phi: np.ndarray | None  # (E, n), where an attack needs it
+    goal_accuracy: float
+    logits: np.ndarray | None = None  # (E, n, c), of S alone
+    goal: np.ndarray | None = None
+    labels: np.ndarray | None = None
+
+    def recognised(self) -> np.ndarray | None:
+        if self.task == "classes":
+            return self.accuracy[1:]
+        assert self.logits is not None
+        assert self.labels is not None
+        common = self.labels.min(0) == 1
+        return (self.logits[1:][:, :, common] > 0).mean((1, 2)) if common.any() else None
+
+    def divergences(self) -> np.ndarray:
+        assert self.logits is not None
+        assert self.goal is not None
+        goal = log_probabilities(self.goal, self.task)
+        each = [
+            divergence(log_probabilities(z, self.task), goal).mean() if _finite(z) else np.nan for z in self.logits[1:]
+        ]
+        return np.array(each)
+
+    def ratios(self) -> np.ndarray:
+        """γ or δ at every ε but 0, the original's and the retrained model's part computed once."""
+        assert self.logits is not None
+        assert self.goal is not None
+        of = confusions if self.task == "classes" else lambda z, y: attribute_auc(z, y).values
+        start, goal = of(self.logits[0], self.labels), of(self.goal, self.labels)
+        found = np.full(len(self.logits) - 1, np.nan)
+        for i, z in enumerate(self.logits[1:]):
+            if _finite(z):
+                value = of(z, self.labels)
+                away, left = float(np.abs(value - start).sum()), float(np.abs(value - goal).sum())
+                found[i] = share(left, away) if self.task == "classes" else share(away, left)
+        return found
+
+
+def _look(
+    line: Line, data: Iterable[Any], split: str, grid: np.ndarray, retrained: Model | None, progress: bool
+) -> _Look:
+    check_repeatable(data)
+    right: list[np.ndarray] = []
+    phi: list[np.ndarray] = []
+    kept: list[tuple[np.ndarray, np.ndarray | None, np.ndarray]] = []
+    goal_right: list[np.ndarray] = []
+    task: Task = "classes"
+    outputs = 0
+    batches = regroup((read_batch(batch, line.problem.device) for batch in data), GROUP)
+    for batch in track(batches, count_samples(data), f"scanning {SPLITS[split]}", progress):
+        _probe_once(line.problem, batch, split)
+        x, y = batch
+        z = np.stack(list(line.logits(x, grid.tolist())))
+        labels, task = as_labels(y, as_logits(z[0], "model"))
+        outputs = z.shape[2]
+        with np.errstate(invalid="ignore", over="ignore"):
+            right.append(np.stack([hits(one, labels, task) if _finite(one) else np.full(len(y), np.nan) for one in z]))
+            if split in ATTACKED:
+                phi.append(np.stack([confidences(one, labels, task) for one in z]))
+        goal = None if retrained is None else logits_of(retrained, x, "retrained")
+        if goal is not None:
+            check_alike({"model": z[0], "retrained": goal})
+            goal_right.append(hits(goal, labels, task))
+        if split == "forgotten":
+            kept.append((z, goal, labels))
+    if not right:
+        raise InvalidData(f"The split '{split}' is empty; leave it out, or pass its samples.")
+    found = _Look(
+        task,
+        outputs,
+        np.concatenate(right, axis=1).mean(1),
+        sum(part.shape[1] for part in right),
+        np.concatenate(phi, axis=1) if phi else None,
+        float(np.concatenate(goal_right).mean()) if goal_right else np.nan,
+    )
+    if kept:
+        found.logits = np.concatenate([z for z, _, _ in kept], axis=1)
+        found.goal = np.concatenate([goal for _, goal, _ in kept if goal is not None]) if goal_right else None
+        found.labels = np.concatenate([labels for _, _, labels in kept])
+    return found
+
+
+def _probe_once(problem: Problem, batch: Batch, split: str) -> None:
+    if not problem.outputs:
+        problem.probe(batch)
+    elif split:
+        problem.check_labels(batch[1])
+
+
+def _distances(model: nn.Module, line: Line, grid: np.ndarray, retrained: Model | None) -> np.ndarray | None:
+    """‖θ(ε) − θ₋S‖ / (‖θ(ε) − θ*‖ + ‖θ(ε) − θ₋S‖) over all parameters, by three inner products."""
+    if not isinstance(retrained, nn.Module) or not same_parameters(model, retrained):
+        return None
+    goal = dict(retrained.named_parameters())
+    squared = sum(
+        float((p.detach().double().cpu() - goal[name].detach().double().cpu()).square().sum())
+        for name, p in model.named_parameters()
+    )
+    part = {name: goal[name].detach().to(line.theta) for name in line.problem.layout.names}
+    apart = (line.theta - line.problem.layout.flatten(part)).double()
+    step = line.direction.double()
+    cross, length = float(apart @ step), float(step @ step)
+    left = np.sqrt(np.maximum(squared + 2 * grid * cross + grid**2 * length, 0.0))
+    return np.array([float(share(a, b)) for a, b in zip(left, grid * length**0.5, strict=True)])
+
+
+def _finite(*arrays: np.ndarray) -> bool:
+    return all(bool(np.isfinite(array).all()) for array in arrays)
