@@ -13,68 +13,21 @@ A leave-k-out request solves with that factor and reads R three times. Targets: 
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import ssse
-from record import MissingData, Report, run_alone
+from cifar import DECAY, EPOCHS, TRAIN, Clock, accuracy, find, load, train
+from record import Report, run_alone
 from resnet import ResNet20
 from ssse.curvature import fit as fit_module
 from ssse.problem import Problem
 from ssse.sampling import RowKind, measure_held
 
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-TRAIN, EPOCHS, DECAY, DAMPING = 45_000, 40, 5e-4, 1e-4
-
-
-def load(folder: Path, names: list[str]) -> tuple[Tensor, Tensor]:
-    raw = np.concatenate([np.fromfile(folder / f"{name}.bin", np.uint8).reshape(-1, 3073) for name in names])
-    x = torch.from_numpy(raw[:, 1:]).reshape(-1, 3, 32, 32).float() / 255
-    x = (x - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
-    return x.cuda(), torch.from_numpy(raw[:, 0]).long().cuda()
-
-
-def train(x: Tensor, y: Tensor, epochs: int, batch: int = 512) -> ResNet20:
-    torch.manual_seed(0)
-    model = ResNet20().cuda().train()
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.4, momentum=0.9, nesterov=True, weight_decay=DECAY)
-    steps = epochs * (len(x) // batch)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.4, total_steps=steps)
-    for _ in range(epochs):
-        for index in torch.randperm(len(x), device="cuda")[: len(x) // batch * batch].split(batch):
-            optimiser.zero_grad(set_to_none=True)
-            F.cross_entropy(model(x[index]), y[index]).backward()
-            optimiser.step()
-            schedule.step()
-    return model.eval()
-
-
-@torch.no_grad()
-def accuracy(model: torch.nn.Module, x: Tensor, y: Tensor) -> float:
-    return 100 * float(torch.cat([model(b).argmax(1) for b in x.split(2000)]).eq(y).float().mean())
-
-
-class Clock:
-    """Seconds between marks, with the device's queue drained at each."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.last = self._now()
-
-    @staticmethod
-    def _now() -> float:
-        torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def mark(self, name: str) -> None:
-        now = self._now()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self.last
-        self.last = now
+DAMPING = 1e-4
 
 
 def rows_against_backward(model: ResNet20, x: Tensor, y: Tensor) -> dict[str, float]:
@@ -127,9 +80,7 @@ def timed_fit(model: ResNet20, data: list[tuple[Tensor, Tensor]]) -> tuple[ssse.
 
 
 def main(folder: Path) -> None:
-    source = folder / "cifar-10-batches-bin"
-    if not torch.cuda.is_available() or not source.is_dir():
-        raise MissingData(f"gpu_dual needs a CUDA device and the binary version of CIFAR-10 in '{source}'.")
+    source = find(folder)
     name = torch.cuda.get_device_name()
     report = Report("gpu_dual", "ResNet-20, 45,000 × 269,722, exact dual form, float32", machine=f"one {name}")
     torch.backends.cudnn.allow_tf32 = False  # rows in full float32

@@ -35,17 +35,20 @@ def test_examples_run(example, tmp_path):
     assert run(str(example), folder=tmp_path)
 
 
-def test_the_readmes_demo_numbers_are_the_demos(tmp_path):
-    lines = [line.strip() for line in run("-m", "ssse.demo", folder=tmp_path).splitlines()]
-    printed = [line for line in lines if re.match(r"(original|erased|retrained|before this request)  ", line)]
-    numbers = [re.findall(r"\d+\.\d+", line)[:5] for line in printed]  # the sixth is seconds
-    readme = (ROOT / "README.md").read_text()
-    table = re.search(r"\| \| D∖S .*?\n\n", readme, re.DOTALL)
-    assert table is not None
-    shown = [re.findall(r"\d+\.\d+", line) for line in table.group(0).splitlines()[2:] if line]
-    assert len(numbers) == 6
-    assert shown == numbers
-    assert (tmp_path / "out" / "demo.html").stat().st_size > 1000
+def test_the_readmes_table_is_the_demos(tmp_path):
+    printed = [_steady(line) for line in run("-m", "ssse.demo", folder=tmp_path).splitlines()]
+    block = re.search(r"```text\n(.*?)\n```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert block is not None
+    shown = [_steady(line) for line in block.group(1).splitlines()]
+    start = printed.index(shown[0])
+    assert printed[start : start + len(shown)] == shown
+    page = (tmp_path / "out" / "demo.html").read_text()
+    assert page.count("<svg") == 3
+
+
+def _steady(line: str) -> str:
+    """Numbers below 1e-4 are where an optimiser happened to stop, which differs between processors."""
+    return re.sub(r"\d\.\de-\d\d", "tiny   ", line).rstrip()
 
 
 def test_importing_the_package_does_not_import_torch():

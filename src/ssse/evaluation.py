@@ -51,8 +51,8 @@ def evaluate(
         relearn: options of `ssse.metrics.relearn_time` (`{}` for its defaults) to measure that too; needs loss_fn.
         level: of the audits: a model that never saw S passes one with probability 1 − level.
 
-    The predictions' divergence is KL(p̄ ‖ p) in nats, p̄ the average prediction of the retrained models. The noise floor
-    is the same number for each retrained model against all others of its kind, averaged.
+    The predictions' divergence is KL(p̄ ‖ p) in nats, p̄ the average prediction of the retrained models but one, averaged
+    over which one. The noise floor is the same number for each retrained model against all others of its kind.
 
     Raises:
         InvalidData: an empty or unknown split, labels that do not fit, models that disagree on the classes, logits that
@@ -92,11 +92,11 @@ def _missing(models: Mapping[str, Any], role: str, name: str) -> str | None:
     """What to say where no model has this role; a name that was asked for must be there."""
     if name in models:
         return None
+    if name == role:
+        return f"No model is called '{name}' ({role}=), so that all comparisons with it are left out."
     near = difflib.get_close_matches(name, map(str, models), 1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    if name != role:
-        raise InvalidSetting(f"{role}='{name}', but the models are {', '.join(map(str, models))}.{hint}")
-    return f"No model is called '{name}' ({role}=), so that all comparisons with it are left out.{hint}"
+    raise InvalidSetting(f"{role}='{name}', but the models are {', '.join(map(str, models))}.{hint}")
 
 
 def _check_two_passes(splits: Splits) -> None:

@@ -69,16 +69,21 @@ def scan_figure(scan: Scan, chosen: float | None = None) -> Figure:
     for ax, draw in zip(axes, panels, strict=True):
         draw(ax)
         ax.set_xscale("log")
-        ax.set_xlim(scan.scales[0], scan.scales[-1])
+        if len(scan.scales) > 1:
+            ax.set_xlim(scan.scales[0], scan.scales[-1])
         ax.set_xlabel("scale ε")
         if chosen is not None and scan.scales[0] <= chosen <= scan.scales[-1]:
             ax.axvline(chosen, color="black", linewidth=1, linestyle=(0, (4, 2)))
+            right = (
+                chosen > (scan.scales[0] * scan.scales[-1] ** 3) ** 0.25
+            )  # in the last quarter: the text would stick out
             ax.annotate(
                 f"ε = {chosen:.3g}",
                 (chosen, 1.0),
                 xycoords=("data", "axes fraction"),
-                xytext=(3, -2),
+                xytext=(-3 if right else 3, -2),
                 textcoords="offset points",
+                ha="right" if right else "left",
                 va="top",
                 fontsize=8,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8},
@@ -89,39 +94,37 @@ def scan_figure(scan: Scan, chosen: float | None = None) -> Figure:
 def heat_map(calibration: Calibration) -> Figure:
     """γ or δ over λ and ε, the chosen pair marked: how sensitive the choice is."""
     scan, grid = calibration.scan, calibration.grid
-    if grid is None:
+    if grid is None or scan is None:
         raise InvalidSetting("There is no grid over λ: pass dampings= to ssse.calibrate.")
-    figure, (ax,) = new_figure(6.4, 0.9 + 0.42 * max(len(calibration.dampings), 4))
-    best_low = scan.ratio_name == "δ"
+    order = np.argsort(calibration.dampings)
+    dampings = np.array(calibration.dampings)[order]
+    figure, (ax,) = new_figure(6.4, 1.2 + 0.36 * max(len(dampings), 5))
     image = ax.pcolormesh(
-        np.arange(grid.shape[1] + 1),
-        np.arange(grid.shape[0] + 1),
-        grid,
-        cmap="viridis_r" if best_low else "viridis",
+        _cell_edges(scan.scales),
+        _cell_edges(dampings),
+        grid[order],
+        cmap="viridis_r" if scan.ratio_name == "δ" else "viridis",
         vmin=0,
         vmax=1,
         rasterized=True,
     )
     ax.grid(False)
-    column = int(np.argmin(np.abs(np.log(scan.scales / calibration.scale))))
-    row = int(np.argmin(np.abs(np.log(np.array(calibration.dampings) / calibration.damping))))
-    ax.plot(column + 0.5, row + 0.5, marker="*", markersize=13, color="white", markeredgecolor="black")
-    ax.annotate(
-        f"ε = {calibration.scale:.3g}, λ = {calibration.damping:.1e}: {scan.ratio_name} = {grid[row, column]:.3f}",
-        (column + 0.5, row + 0.5),
-        xytext=(0.99, 1.02),
-        textcoords="axes fraction",
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_yticks(dampings, [f"{v:.2g}" for v in dampings])
+    ax.set_yticks([], minor=True)
+    ax.plot(calibration.scale, calibration.damping, marker="*", markersize=13, color="white", markeredgecolor="black")
+    column = int(np.argmin(np.abs(scan.scales - calibration.scale)))
+    row = int(np.argmin(np.abs(np.array(calibration.dampings) - calibration.damping)))
+    ax.set_title(
+        f"ε = {calibration.scale:.3g}, λ = {calibration.damping:.2g}: {scan.ratio_name} = {grid[row, column]:.3f}",
         fontsize=8,
-        ha="right",
-        va="bottom",
+        loc="right",
     )
-    ticks = np.linspace(0, len(scan.scales) - 1, min(9, len(scan.scales))).round().astype(int)
-    ax.set_xticks(ticks + 0.5, [f"{scan.scales[i]:.3g}" for i in ticks])
-    ax.set_yticks(np.arange(len(calibration.dampings)) + 0.5, [f"{v:.0e}" for v in calibration.dampings])
     ax.set_xlabel("scale ε")
     ax.set_ylabel("damping λ")
     bar = figure.colorbar(image, ax=ax)
-    bar.set_label(MEANING[scan.ratio_name].replace("\n", " "), fontsize=8)
+    bar.set_label(MEANING[scan.ratio_name], fontsize=8)
     return figure
 
 
@@ -170,6 +173,14 @@ def _dots(ax: Axes, evaluation: Evaluation, measures: list[Any], title: str) -> 
     ax.set_xlabel(title)
 
 
+def _cell_edges(values: np.ndarray) -> np.ndarray:
+    """Borders of cells around the values, midway between neighbours on a log scale."""
+    logs = np.log(values)
+    middle = (logs[1:] + logs[:-1]) / 2
+    half = np.diff(logs)[[0, -1]] / 2 if len(logs) > 1 else np.array([0.5, 0.5])
+    return np.exp(np.concatenate([[logs[0] - half[0]], middle, [logs[-1] + half[1]]]))
+
+
 def _ratio(ax: Axes, scan: Scan) -> None:
     _curve(ax, scan, scan.ratio, MEANING[scan.ratio_name])
     ax.axhline(0.5, color=GREY, linewidth=0.8, linestyle=":")
@@ -185,7 +196,7 @@ def _attack(ax: Axes, scan: Scan) -> None:
 
 def _curve(ax: Axes, scan: Scan, values: np.ndarray | None, title: str) -> None:
     if values is not None:
-        ax.plot(scan.scales, values, color=BLUE, linewidth=1.8)
+        ax.plot(scan.scales, values, color=BLUE, linewidth=1.8, marker="." if len(values) < 12 else None)
     ax.set_ylim(-0.02, 1.02)
     ax.set_ylabel(title)
 
@@ -207,5 +218,6 @@ def _accuracies(ax: Axes, scan: Scan) -> None:
         )
     title = "accuracy, %" if scan.retrained is None else "accuracy difference to\nretrained, points"
     ax.set_ylabel(title)
-    ax.set_ylim(bottom=min(-1.0, ax.get_ylim()[0]) if scan.retrained is None else -0.5)
+    top = 100.0 if scan.retrained is None else max(1.0, ax.get_ylim()[1])
+    ax.set_ylim(-0.02 * top, 1.02 * top)
     ax.legend(fontsize=8, frameon=False)

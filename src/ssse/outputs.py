@@ -42,13 +42,17 @@ def check_model(model: Model, name: str) -> None:
 @torch.no_grad()
 def logits_of(model: Model, x: Inputs, name: str) -> np.ndarray:
     """Logits as float64, shape (n, outputs), of a module or of any function of the inputs."""
-    if isinstance(model, nn.Module):
+    try:
+        if not isinstance(model, nn.Module):
+            return as_logits(model(x), name)
         parameter = next(iter(model.parameters()), None)
         if parameter is not None:
             x = {k: v.to(parameter.device) for k, v in x.items()} if isinstance(x, dict) else x.to(parameter.device)
         args, kwargs = arguments(x)
         return as_logits(tensor_output(model(*args, **kwargs)), name)
-    return as_logits(model(x), name)
+    except Exception as error:
+        error.add_note(f"This came from the model '{name}'.")  # of many, perhaps
+        raise
 
 
 def watch(models: Mapping[str, Model], data: Iterable[Any], split: str, progress: bool) -> Iterator[Seen]:

@@ -32,7 +32,7 @@ class Record:
 
     right: np.ndarray  # 1 or 0; with attributes the share that is right
     phi: np.ndarray  # log p_y − log(1 − p_y)
-    divergence: np.ndarray | None  # KL from the average of the (other) retrained models
+    divergence: np.ndarray | None  # KL from the average of the retrained models but one
     logits: np.ndarray | None  # on S alone
 
 
@@ -42,12 +42,14 @@ class Records:
 
     Attributes:
         splits: by split, then model. labels: of S. task: classes or attributes.
+        shares: of each class in a split, shape (c,); empty for attributes.
     """
 
     models: dict[Key, Model]
     splits: dict[str, dict[Key, Record]] = field(default_factory=dict)
     labels: np.ndarray | None = None
     task: Task = "classes"
+    shares: dict[str, np.ndarray] = field(default_factory=dict)
 
     def seeds(self, name: str) -> list[Key]:
         return [key for key in self.models if key.name == name]
@@ -88,7 +90,7 @@ def collect(models: Mapping[str, Model | Sequence[Model]], splits: Splits, retra
         raise InvalidSetting("Two models end up with the same name; call them differently.")
     goal, spans, task = records.seeds(retrained), {}, None
     for split, data in splits.items():
-        labels: list[np.ndarray] = []
+        labels, width = [], 0
         taken = {key: _Parts() for key in records.models}
         for seen in watch(shown, data, split, progress):
             if seen.task != (task or seen.task):
@@ -100,11 +102,14 @@ def collect(models: Mapping[str, Model | Sequence[Model]], splits: Splits, retra
                 low, high = spans.get(key, (np.inf, -np.inf))
                 spans[key] = np.minimum(low, logits.min(0)), np.maximum(high, logits.max(0))
                 taken[key].add(logits, seen, far.get(key), keep=split == "forgotten")
-            if split == "forgotten":
-                labels.append(seen.labels)
+            labels.append(seen.labels)
+            width = next(iter(seen.logits.values())).shape[1]
         records.splits[split] = {key: part.joined() for key, part in taken.items()}
-        if labels:
-            records.labels = np.concatenate(labels)
+        whole = np.concatenate(labels)
+        if split == "forgotten":
+            records.labels = whole
+        if task == "classes":
+            records.shares[split] = np.bincount(whole, minlength=width) / len(whole)
     records.task = task or "classes"
     for key, (low, high) in spans.items():
         if (low == high).all() and sum(records.counts.values()) > 1:
@@ -127,18 +132,23 @@ def _named(models: Mapping[str, Model | Sequence[Model]]) -> dict[Key, Model]:
 
 
 def _divergences(records: Records, seen: Seen, goal: list[Key]) -> dict[Key, np.ndarray]:
-    """From the retrained models' average prediction; for a retrained model itself, from that of the others."""
+    """From the retrained models' average prediction, for a retrained model that of the others.
+
+    An average of R models is nearer to everything than one of R − 1. So that values and floor can be compared, every
+    model is held against the R averages that leave one out, and the mean is taken.
+    """
     if not goal:
         return {}
     log_p = {key: log_probabilities(seen.logits[str(key)], seen.task) for key in records.models}
+    if len(goal) == 1:
+        return {key: divergence(log_p[key], log_p[goal[0]]) for key in records.models if key not in goal}
     total = np.sum([np.exp(log_p[key]) for key in goal], axis=0)
-    found = {}
+    tiny = np.finfo(np.float64).tiny  # a difference may round below zero
+    rest = {key: np.log(np.maximum((total - np.exp(log_p[key])) / (len(goal) - 1), tiny)) for key in goal}
+    found = {key: divergence(log_p[key], rest[key]) for key in goal}
     for key in records.models:
-        others = len(goal) - (key in goal)
-        if others:
-            rest = total - np.exp(log_p[key]) if key in goal else total
-            mean = np.maximum(rest / others, np.finfo(np.float64).tiny)  # a difference may round below zero
-            found[key] = divergence(log_p[key], np.log(mean))
+        if key not in goal:
+            found[key] = np.mean([divergence(log_p[key], one) for one in rest.values()], axis=0)
     return found
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.stats import rankdata
 from torch import Tensor, nn
 
-from ssse.batches import Batch, check_repeatable, count_samples, read_batch, regroup
+from ssse.batches import check_repeatable, count_samples, read_batch, regroup
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.line import Line
 from ssse.losses import LossLike
@@ -29,22 +30,25 @@ if TYPE_CHECKING:
 
 DEFAULT_SCALES = tuple(float(v) for v in np.geomspace(1e-2, 1e2, 49))  # 1 is in the middle
 GROUP = 1024
+HUGE = 1e300  # logits beyond count as overflow: their differences would
 ATTACKED = ("forgotten", *HELD_OUT)
 
 
 @dataclass(frozen=True)
 class Scan:
-    """What was seen along the line, each array with one entry an ε (NaN where the model's outputs overflowed).
+    """What was seen along the line, each array with one entry an ε.
+
+    NaN stands where the model's outputs overflowed, and for γ also where they are the same for every sample.
 
     Attributes:
         scales: ε. accuracy: 0 … 1, by split. counts: samples of each split.
         recognised: the share of S that is taken for what it is: its class, or the attributes that all of S have.
-        ratio: γ or δ on S, as `ratio_name` says; None without a retrained model.
+        ratio: γ or δ on S, as `ratio_name` says; None without a retrained model, or where no attribute varies over S.
         divergence: mean KL of the predictions on S from the retrained model's; None without one.
         distance: normalised parameter distance; None without a retrained module of the same parameters.
         attack: AUC of telling S from held-out samples by confidence; None without those.
         retrained: the retrained model's accuracy, by split. chance: 1/c, or ½ for attributes.
-        original_attack: the same AUC at ε = 0.
+        original_attack, original_p, original_divergence: at ε = 0, that AUC, the p-value of its being ½, and the KL.
         passes: samples that went forward through the model in all.
     """
 
@@ -59,6 +63,8 @@ class Scan:
     distance: np.ndarray | None = None
     attack: np.ndarray | None = None
     original_attack: float | None = None
+    original_p: float | None = None
+    original_divergence: float | None = None
     retrained: dict[str, float] | None = None
     passes: int = 0
 
@@ -84,9 +90,11 @@ class Scan:
             "ratio_name": self.ratio_name,
             "ratio": numbers(self.ratio),
             "divergence": numbers(self.divergence),
+            "original_divergence": self.original_divergence,
             "distance": numbers(self.distance),
             "attack": numbers(self.attack),
             "original_attack": self.original_attack,
+            "original_p": self.original_p,
             "mean_gap": numbers(self.mean_gap),
         }
 
@@ -126,13 +134,14 @@ def scan(
     forgotten, held = seen.get("forgotten"), next((seen[s] for s in HELD_OUT if s in seen), None)
     first = next(iter(seen.values()))
     compared = forgotten if retrained is not None else None
-    attack = start = None
+    attack = start = far = None
     if forgotten is not None and held is not None:
         assert forgotten.phi is not None
         assert held.phi is not None
-        each = zip(forgotten.phi, held.phi, strict=True)
-        aucs = np.array([threshold_attack(s, h).auc if _finite(s, h) else np.nan for s, h in each])
-        start, attack = float(aucs[0]), aucs[1:]
+        start = threshold_attack(forgotten.phi[0], held.phi[0])
+        attack = np.array([_auc(s, h) for s, h in zip(forgotten.phi[1:], held.phi[1:], strict=True)])
+    if compared is not None:
+        far = compared.divergences()
     return Scan(
         scales=grid[1:],
         accuracy={split: found.accuracy[1:] for split, found in seen.items()},
@@ -141,10 +150,12 @@ def scan(
         ratio_name="δ" if first.task == "classes" else "γ",
         recognised=None if forgotten is None else forgotten.recognised(),
         ratio=None if compared is None else compared.ratios(),
-        divergence=None if compared is None else compared.divergences(),
+        divergence=None if far is None else far[1:],
         distance=_distances(model, line, grid[1:], retrained),
         attack=attack,
-        original_attack=start,
+        original_attack=None if start is None else start.auc,
+        original_p=None if start is None else start.p_value,
+        original_divergence=None if far is None else float(far[0]),
         retrained=None if retrained is None else {split: found.goal_accuracy for split, found in seen.items()},
         passes=line.passes,
     )
@@ -178,27 +189,31 @@ class _Look:
         assert self.logits is not None
         assert self.labels is not None
         common = self.labels.min(0) == 1
-        return (self.logits[1:][:, :, common] > 0).mean((1, 2)) if common.any() else None
+        if not common.any():
+            return None
+        return np.array([(z[:, common] > 0).mean() if _finite(z) else np.nan for z in self.logits[1:]])
 
     def divergences(self) -> np.ndarray:
         assert self.logits is not None
         assert self.goal is not None
         goal = log_probabilities(self.goal, self.task)
-        each = [
-            divergence(log_probabilities(z, self.task), goal).mean() if _finite(z) else np.nan for z in self.logits[1:]
-        ]
+        each = [divergence(log_probabilities(z, self.task), goal).mean() if _finite(z) else np.nan for z in self.logits]
         return np.array(each)
 
-    def ratios(self) -> np.ndarray:
+    def ratios(self) -> np.ndarray | None:
         """γ or δ at every ε but 0, the original's and the retrained model's part computed once."""
         assert self.logits is not None
         assert self.goal is not None
-        of = confusions if self.task == "classes" else lambda z, y: attribute_auc(z, y).values
-        start, goal = of(self.logits[0], self.labels), of(self.goal, self.labels)
+        assert self.labels is not None
+        varied = self.labels.min(0) != self.labels.max(0)  # attributes that have an AUC on S
+        if self.task == "attributes" and not varied.any():
+            return None
+        of = confusions if self.task == "classes" else lambda z, y, name: attribute_auc(z, y, name).values
+        start, goal = of(self.logits[0], self.labels, "model"), of(self.goal, self.labels, "retrained")
         found = np.full(len(self.logits) - 1, np.nan)
         for i, z in enumerate(self.logits[1:]):
-            if _finite(z):
-                value = of(z, self.labels)
+            if _finite(z) and (self.task == "classes" or np.ptp(z[:, varied], axis=0).any()):
+                value = of(z, self.labels, "model")
                 away, left = float(np.abs(value - start).sum()), float(np.abs(value - goal).sum())
                 found[i] = share(left, away) if self.task == "classes" else share(away, left)
         return found
@@ -216,8 +231,10 @@ def _look(
     outputs = 0
     batches = regroup((read_batch(batch, line.problem.device) for batch in data), GROUP)
     for batch in track(batches, count_samples(data), f"scanning {SPLITS[split]}", progress):
-        _probe_once(line.problem, batch, split)
+        if not line.problem.outputs:
+            line.problem.probe(batch)
         x, y = batch
+        line.problem.check_labels(y)
         z = np.stack(list(line.logits(x, grid.tolist())))
         labels, task = as_labels(y, as_logits(z[0], "model"))
         outputs = z.shape[2]
@@ -248,13 +265,6 @@ def _look(
     return found
 
 
-def _probe_once(problem: Problem, batch: Batch, split: str) -> None:
-    if not problem.outputs:
-        problem.probe(batch)
-    elif split:
-        problem.check_labels(batch[1])
-
-
 def _distances(model: nn.Module, line: Line, grid: np.ndarray, retrained: Model | None) -> np.ndarray | None:
     """‖θ(ε) − θ₋S‖ / (‖θ(ε) − θ*‖ + ‖θ(ε) − θ₋S‖) over all parameters, by three inner products."""
     if not isinstance(retrained, nn.Module) or not same_parameters(model, retrained):
@@ -264,13 +274,23 @@ def _distances(model: nn.Module, line: Line, grid: np.ndarray, retrained: Model 
         float((p.detach().double().cpu() - goal[name].detach().double().cpu()).square().sum())
         for name, p in model.named_parameters()
     )
-    part = {name: goal[name].detach().to(line.theta) for name in line.problem.layout.names}
-    apart = (line.theta - line.problem.layout.flatten(part)).double()
+    part = {name: goal[name].detach().to(line.theta.device).double() for name in line.problem.layout.names}
+    apart = line.theta.double() - line.problem.layout.flatten(part)
     step = line.direction.double()
     cross, length = float(apart @ step), float(step @ step)
-    left = np.sqrt(np.maximum(squared + 2 * grid * cross + grid**2 * length, 0.0))
-    return np.array([float(share(a, b)) for a, b in zip(left, grid * length**0.5, strict=True)])
+    with np.errstate(over="ignore", invalid="ignore"):
+        left = np.sqrt(np.maximum(squared + 2 * grid * cross + grid**2 * length, 0.0))
+        away = grid * length**0.5
+    return np.array([float(share(a, b)) for a, b in zip(left.tolist(), away.tolist(), strict=True)])
 
 
-def _finite(*arrays: np.ndarray) -> bool:
-    return all(bool(np.isfinite(array).all()) for array in arrays)
+def _auc(forgotten: np.ndarray, held_out: np.ndarray) -> float:
+    """P(forgotten > held-out) + ½ P(equal), by ranks: the attack's AUC without its test and its interval."""
+    if not (_finite(forgotten) and _finite(held_out)):
+        return np.nan
+    k, h = len(forgotten), len(held_out)
+    return float(rankdata(np.concatenate([forgotten, held_out]))[:k].sum() - k * (k + 1) / 2) / (k * h)
+
+
+def _finite(array: np.ndarray) -> bool:
+    return bool((np.abs(array) < HUGE).all())

@@ -57,7 +57,9 @@ class Evaluation:
 
     Attributes:
         models: in the order given. counts: samples of each split. measures: the rows. cells: by measure, then model.
-        floors: what the same measures are between retrained models of different seeds; empty if there is one only.
+        floors: what the same measures are between retrained models of different seeds; empty if there is one only. Each
+            of R is held against the average of the R − 1 others; every other model against all such averages in turn,
+            so that a model like the retrained ones is at the floor, not below it.
         flags: what somebody who reads these numbers must know.
     """
 

@@ -1,0 +1,148 @@
+"""The evidence at full size: ResNet-20 on CIFAR-10, 45,000 training and 10,000 test samples, on one GPU.
+
+One class is forgotten: by SSSE on the last layer, with ε from the paper's way, and by one step of gradient ascent on
+all parameters. Both are scanned over 50 values of ε, and put into one table with two retrained seeds and their noise
+floor.
+
+    python benchmarks/gpu_evidence.py --data DIR      DIR holds cifar-10-batches-bin
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import ssse
+from cifar import DECAY, EPOCHS, TRAIN, Clock, find, load, train
+from record import Report, run_alone
+from resnet import ResNet20
+from ssse import baselines
+
+FORGOTTEN, BATCH, LOSS = 0, 2000, "cross_entropy"
+SCALES = np.geomspace(1e-2, 1e2, 50)
+
+
+def main(folder: Path) -> None:
+    source = find(folder)
+    name = torch.cuda.get_device_name()
+    report = Report("gpu_evidence", "Scans and the table at full size, ResNet-20", machine=f"one {name}")
+    x, y = load(source, [f"data_batch_{i}" for i in range(1, 6)])
+    x, y = x[:TRAIN], y[:TRAIN]
+    test_x, test_y = load(source, ["test_batch"])
+    gone, same = y == FORGOTTEN, test_y == FORGOTTEN
+    splits = {
+        "retained": batches(x[~gone], y[~gone]),
+        "forgotten": batches(x[gone], y[gone]),
+        "test_other": batches(test_x[~same], test_y[~same]),
+        "test_same": batches(test_x[same], test_y[same]),
+    }
+    clock = Clock()
+    model = train(x, y, EPOCHS)
+    retrained = [train(x[~gone], y[~gone], EPOCHS, seed=seed) for seed in (0, 1)]
+    clock.mark("training three models")
+    passes = plain_passes(model, splits, clock)
+
+    ascent = baselines.gradient_ascent(model, None, LOSS, splits["forgotten"], weight_decay=DECAY)
+    assert ascent.direction is not None
+    clock.mark("gradient ascent, direction")
+    wide = ssse.scan(model, ascent.direction, LOSS, splits, scales=SCALES, retrained=retrained[0], progress=False)
+    clock.mark("scan, all parameters")
+
+    curvature = ssse.Curvature.fit(
+        model, LOSS, batches(x, y), damping=5e-5, weight_decay=DECAY, parameters="head", rows="expected", progress=False
+    )
+    clock.mark("curvature of the last layer")
+    found = ssse.calibrate(
+        model, curvature, LOSS, splits["forgotten"], retrained=retrained[0], scales=SCALES, progress=False
+    )
+    clock.mark("calibration")
+    erasure = ssse.erase(model, found.curvature, LOSS, splits["forgotten"])
+    clock.mark("erasure")
+    names = curvature.layout.names
+    narrow = ssse.scan(
+        model, erasure.direction, LOSS, splits, scales=SCALES, retrained=retrained[0], parameters=names, progress=False
+    )
+    clock.mark("scan, last layer")
+    assert wide.mean_gap is not None
+    best = float(SCALES[np.nanargmin(wide.mean_gap)])
+    models = {
+        "original": model,
+        "SSSE, last layer": erasure.model,
+        "gradient ascent": baselines.gradient_ascent(
+            model, None, LOSS, splits["forgotten"], scale=best, weight_decay=DECAY
+        ).model,
+        "retrained": retrained,
+    }
+    clock.mark("steps")
+    table = ssse.evaluate(models, splits, loss_fn=LOSS, weight_decay=DECAY, progress=False)
+    clock.mark("evaluation of five models")
+    write(report, clock, passes, wide, narrow, found, best, table)
+
+
+def batches(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(x.split(BATCH), y.split(BATCH), strict=True))
+
+
+@torch.no_grad()
+def plain_passes(model: ResNet20, splits: dict[str, list[tuple[Tensor, Tensor]]], clock: Clock) -> float:
+    """Seconds of one forward pass over the splits, in batches as the scan makes them."""
+    parts = [part for split in splits.values() for batch, _ in split for part in batch.split(1024)]
+    for part in parts[:5]:
+        model(part)
+    clock.mark("warming up")
+    for _ in range(10):
+        for part in parts:
+            model(part)
+    clock.mark("ten forward passes")
+    return clock.seconds["ten forward passes"] / 10
+
+
+def write(
+    report: Report,
+    clock: Clock,
+    passes: float,
+    wide: ssse.Scan,
+    narrow: ssse.Scan,
+    found: ssse.Calibration,
+    best: float,
+    table: ssse.Evaluation,
+) -> None:
+    samples = sum(wide.counts.values())
+    rows = [
+        (what, seen.passes / samples, clock.seconds[f"scan, {what}"], clock.seconds[f"scan, {what}"] / passes)
+        for what, seen in (("all parameters", wide), ("last layer", narrow))
+    ]
+    report.table(
+        f"{len(SCALES)} values of ε on {samples:,} samples; one forward pass takes {passes:.2f} s",
+        ("scan", "passes of the scanned model", "seconds", "in forward passes"),
+        rows,
+    )
+    for (what, counted, _, ratio), limit in zip(rows, (60, 1.1), strict=True):
+        report.at_most(f"passes counted, {what}", counted, limit)
+        report.at_most(f"time of the scan, {what}", ratio, 60, " forward passes")
+    columns = [*table.models, "noise floor"]
+    cells = [
+        (m.title, *(shown(table[name, m.key]) for name in table.models), shown(table.floors.get(m.key)))
+        for m in table.measures
+    ]
+    report.table("Class 0 forgotten, 4,500 samples or so", ("measure", *columns), cells)
+    report.table("Seconds", ("part", "seconds"), list(clock.seconds.items()))
+    report.notes += [
+        f"SSSE on the last layer: {found}",
+        f"Gradient ascent at {best:.3g}, the best mean gap on the grid, so it saw the retrained model at 50 places.",
+        *table.flags,
+    ]
+    report.numbers = {"seconds": clock.seconds, "wide": wide.to_dict(), "narrow": narrow.to_dict()}
+    report.numbers["table"] = table.to_dict()
+    report.finish()
+
+
+def shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+if __name__ == "__main__":
+    run_alone(main, __doc__)

@@ -1,0 +1,139 @@
+"""The table as text, JSON, frame and figure."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from tests.evaluating import CASES, SIZES, evaluate, family, model, near, number
+
+# ── what is shown ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+EIGHT = {
+    **family(2, 2),
+    "gradient ascent on the forgotten samples": model(21),
+    "SSSE [eps=1, damping=1e-4]": model(22),
+    "[/] a name that looks like markup": model(23),
+    "influence": model(24),
+    "λ = 10⁻⁴": model(25),
+}
+SHOWN = evaluate(EIGHT, CASES["classes"].splits, loss_fn="cross_entropy")
+
+
+def test_text_has_everything():
+    text = str(SHOWN)
+    header = text.splitlines()[1]
+    for name in EIGHT:
+        assert name in header
+    assert "retrained (×2)" in header
+    assert "noise floor" in header
+    for measure in SHOWN.measures:
+        line = next(line for line in text.splitlines() if line.strip().startswith(measure.title))
+        assert measure.group in text
+        for name in EIGHT:
+            cell = SHOWN.cells[measure.key].get(name)
+            if cell is not None and cell.value is not None and abs(cell.value) > 0.01:
+                assert f"{cell.value:.{measure.digits}f}" in line
+                if cell.spread is not None and cell.spread > 0.01:
+                    assert f"± {cell.spread:.{measure.digits}f}" in line
+        if (floor := SHOWN.floors.get(measure.key, 0.0)) > 0.01:
+            assert line.rstrip().endswith(f"{floor:.{measure.digits}f}")
+    assert "…" not in text
+    assert "\x1b" not in text
+    for flag in SHOWN.flags:
+        assert flag in " ".join(text.split())
+
+
+def test_text_is_plain_also_on_a_terminal(monkeypatch):
+    expected = str(SHOWN)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    assert str(SHOWN) == expected
+
+
+def test_small_numbers_are_not_rounded_to_nothing():
+    models = family()
+    models["erased"] = near(models["retrained"], 9, 1e-5)
+    found = evaluate(models, CASES["classes"].splits)
+    assert 0 < number(found, "erased", "distance") < 4e-4
+    assert f" {found['erased', 'distance']:.1e} " in str(found)
+
+
+@pytest.mark.parametrize("width", [20, 80, 200])
+def test_rich_at_any_width(width):
+    """Folded where it must be; what fits is not cut."""
+    text = io.StringIO()
+    Console(file=text, width=width).print(SHOWN)
+    assert max(map(len, text.getvalue().splitlines())) <= width
+    text = io.StringIO()
+    found = evaluate(family(2), CASES["attributes"].splits)
+    Console(file=text, width=width).print(found)
+    if width >= 80:
+        assert "…" not in text.getvalue()
+        for name in found.models:
+            assert f"{found[name, 'accuracy_forgotten']:.2f}" in text.getvalue()
+
+
+def test_json_and_dict():
+    assert json.loads(SHOWN.to_json()) == SHOWN.to_dict()
+    found = json.loads(SHOWN.to_json())
+    assert found["models"] == list(EIGHT)
+    assert found["values"]["mean_gap"]["erased"]["value"] == SHOWN["erased", "mean_gap"]
+    assert found["values"]["mean_gap"]["erased"]["spread"] == SHOWN.cells["mean_gap"]["erased"].spread
+    assert found["noise_floor"] == SHOWN.floors
+    assert found["seeds"]["erased"] == 2
+    assert [m["key"] for m in found["measures"]] == [m.key for m in SHOWN.measures]
+
+
+def test_frame():
+    frame = SHOWN.to_frame()
+    assert list(frame.index) == [*EIGHT, "noise floor"]
+    assert frame.index.name == "model"
+    assert list(frame.columns) == [measure.key for measure in SHOWN.measures]
+    assert (frame.dtypes == "float64").all()
+    assert frame.loc["erased", "mean_gap"] == SHOWN["erased", "mean_gap"]
+    assert frame.loc["noise floor", "mean_gap"] == SHOWN.floors["mean_gap"]
+    assert math.isnan(frame.loc["retrained", "mean_gap"])  # type: ignore[arg-type]
+    assert math.isnan(frame.loc["noise floor", "accuracy_retained"])  # type: ignore[arg-type]
+    assert list(evaluate(family(), CASES["classes"].splits).to_frame().index) == ["original", "erased", "retrained"]
+
+
+def test_reading_a_number():
+    assert SHOWN["erased", "mean_gap"] == SHOWN.cells["mean_gap"]["erased"].value
+    assert SHOWN["retrained", "mean_gap"] is None
+    with pytest.raises(
+        KeyError, match=r"No measure 'gap' of model 'erased'; models: .*'influence'.*measures: .*mean_gap"
+    ):
+        SHOWN["erased", "gap"]
+    with pytest.raises(KeyError, match="of model 'nobody'"):
+        SHOWN["nobody", "mean_gap"]
+    with pytest.raises(KeyError, match="No measure 'None' of model 'erased'"):
+        SHOWN["erased"]  # type: ignore[index]
+
+
+def test_figure():
+    figure = SHOWN.figure()
+    accuracy, gaps = figure.axes
+    assert accuracy.get_xlabel() == "accuracy, %"
+    assert "difference to retrained" in gaps.get_xlabel()
+    assert [tick.get_text() for tick in accuracy.get_yticklabels()] == ["D∖S", "S", "T∖T_a", "T_a"]
+    assert [t.get_text() for t in gaps.get_yticklabels()][:2] == ["mean accuracy gap, points", "KL on D∖S"]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [*EIGHT, "noise floor"]
+    styles = {(line.get_color(), line.get_marker(), line.get_fillstyle()) for line in accuracy.lines}
+    assert len(styles) == len(EIGHT)
+    for line, name in zip(accuracy.lines, EIGHT, strict=True):
+        assert np.asarray(line.get_xdata()).tolist() == [SHOWN[name, f"accuracy_{split}"] for split in SIZES]
+    floors = [np.asarray(line.get_xdata()).tolist() for line in gaps.lines if line.get_color() == "black"]
+    assert floors == [[SHOWN.floors[key]] * 2 for key in ("mean_gap", *(f"kl_{split}" for split in SIZES))]
+    figure.savefig(io.BytesIO(), format="png")
+
+
+def test_figure_without_a_floor():
+    figure = evaluate(family(), CASES["classes"].splits).figure()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["original", "erased", "retrained"]
