@@ -17,7 +17,16 @@ from rich.console import Console
 from record import DATA
 
 HERE = Path(__file__).parent
-SUBJECTS = ("dense_fit", "network_rows", "matrix_free", "precision", "growth", "multi_attribute")
+SUBJECTS = (
+    "dense_fit",
+    "network_rows",
+    "matrix_free",
+    "precision",
+    "growth",
+    "scanning",
+    "calibration",
+    "multi_attribute",
+)
 
 
 def main() -> int:

@@ -53,3 +53,64 @@ def test_cuda_erases_as_the_cpu_does(way, kind, make, tmp_path):
         first = ssse.erase(model, there, sample.loss, sample.part(slice(0, 2)), policy="joint")
         second = ssse.erase(first.model, first.curvature, sample.loss, sample.part(slice(2, 4)), policy="joint")
         torch.testing.assert_close((first.step + second.step).cpu(), wanted.step, rtol=1e-5, atol=1e-8)
+
+
+LINEAR, NETWORK = problems.linear("cross_entropy", n=60), problems.mlp(n=60)
+METHODS: dict[str, dict] = {
+    "gradient_ascent": {},
+    "influence": {"data": True, "leave_out": True, "damping": 2.0},
+    "influence_unlearning": {"data": True},
+    "fine_tuning": {"data": True, "batch_size": 8, "progress": False},
+    "diagonal_ssse": {"rows": "expected"},
+    "scrubbing": {"rows": "expected"},
+    "selective_synaptic_dampening": {"rows": "empirical", "selection": 1.0},
+}
+
+
+@pytest.mark.parametrize("sample", [LINEAR, NETWORK], ids=lambda s: s.name)
+@pytest.mark.parametrize("method", METHODS)
+def test_cuda_baselines_are_those_of_the_cpu(method, sample):
+    options, steps = dict(METHODS[method]), []
+    rows = options.pop("rows", None)
+    options |= {"data": sample.data} if options.pop("data", False) else {}
+    for model in (sample.model, copy.deepcopy(sample.model).cuda()):
+        curvature = None
+        if rows is not None:
+            settings = {"damping": 1e-2, "weight_decay": 1e-2, "structure": "diagonal", "rows": rows}
+            curvature = ssse.Curvature.fit(model, sample.loss, sample.data, **settings)
+        call = getattr(ssse.baselines, method)
+        steps.append(call(model, curvature, sample.loss, sample.part(slice(0, 5)), **options).step)
+    assert steps[1].device.type == "cuda"
+    torch.testing.assert_close(steps[1].cpu(), steps[0], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("sample", [LINEAR, NETWORK], ids=lambda s: s.name)
+def test_cuda_evidence_is_that_of_the_cpu(sample):
+    forget, splits = (
+        sample.part(slice(0, 20)),
+        {"forgotten": sample.part(slice(0, 20)), "test": sample.part(slice(20, 60))},
+    )
+    other = copy.deepcopy(sample.model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    found = []
+    for device in ("cpu", "cuda"):
+        model, retrained = (copy.deepcopy(m).to(device) for m in (sample.model, other))
+        curvature = ssse.Curvature.fit(model, sample.loss, sample.data, damping=1e-2, weight_decay=1e-2)
+        erasure = ssse.erase(model, curvature, sample.loss, forget)
+        models = {"original": model, "erased": erasure.model, "retrained": [retrained, model]}
+        table = ssse.evaluate(models, splits, loss_fn=sample.loss, weight_decay=1e-2)
+        seen = ssse.scan(model, erasure.direction, sample.loss, splits, retrained=retrained)
+        search = {"method": "line_search", "data": sample.data}
+        chosen = ssse.calibrate(model, curvature, sample.loss, forget, **search).scale
+        assert seen.divergence is not None
+        found.append((table.to_dict()["values"], table.floors, seen.divergence, seen.accuracy["test"], chosen))
+    (values, floors, divergence, accuracy, scale), there = found
+    for key, row in values.items():
+        for name, cell in row.items():
+            assert there[0][key][name]["value"] == pytest.approx(cell["value"], rel=1e-5, abs=1e-6), (key, name)
+    assert there[1] == pytest.approx(floors, rel=1e-5, abs=1e-6)
+    assert there[2] == pytest.approx(divergence, rel=1e-5)
+    assert there[3] == pytest.approx(accuracy)
+    assert there[4] == pytest.approx(scale, rel=1e-6)

@@ -388,7 +388,7 @@ def bad_calls() -> dict[str, tuple[dict, type[Exception], str]]:
         "unknown": ({"splits": {"forgoten": [(x, y)]}}, InvalidData, r"Unknown split 'forgoten'.* mean 'forgotten'\?"),
         "both": ({"splits": {"test": [(x, y)], "test_same": [(x, y)]}}, InvalidData, "either 'test' or its two parts"),
         "dropping": ({"splits": {"forgotten": dropping}}, InvalidData, "drop_last=True"),
-        "label": ({"splits": {"retained": broken}}, InvalidData, r"Labels must lie in 0 … 2.* found 0 … 3"),
+        "label": ({"splits": {"retained": broken}}, InvalidData, r"Labels must lie in 0 … 2.* found . … 3"),
         "classes": ({"retrained": wide}, InvalidData, r"disagree on the classes: 'model' has 3 .*'retrained' has 4"),
         "dropout": ({"retrained": training}, InvalidModel, r"Dropout '1' is in training mode.*model\.eval\(\) first"),
         "no model": ({"retrained": 3}, InvalidModel, "'retrained' must be a torch module or a function"),

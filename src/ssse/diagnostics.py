@@ -131,9 +131,9 @@ def doubts(found: Diagnostics, curvature: Curvature) -> list[str]:
             "rows alone."
         )
     elif curvature.kind.name != "expected":
-        reasons.append(f"The scale {found.scale:.3g} is one that was measured, {curvature.scale_source}.")
+        reasons.append(f"The scale {found.scale:.3g} is one that was measured, {_source(curvature)}.")
     elif found.scale != 1:
-        how = f" ({curvature.scale_source})" if calibrated else ""
+        how = f" ({_source(curvature)})" if calibrated else ""
         reasons.append(f"The scale is {found.scale:.3g}{how}; with expected rows the Newton step is at 1.")
     if not found.leave_out:
         reasons.append("The curvature is that of all the data, the forgotten samples included (leave_out=False).")
@@ -151,6 +151,10 @@ def doubts(found: Diagnostics, curvature: Curvature) -> list[str]:
             "curvature that the training did not have."
         )
     return reasons
+
+
+def _source(curvature: Curvature) -> str:
+    return "" if curvature.calibrated is None else curvature.calibrated.source
 
 
 def notes_on(curvature: Curvature, problem: Problem, left: LeftOut) -> tuple[str, ...]:

@@ -153,7 +153,7 @@ def erase(
         ModelMismatch: the model is not the one the curvature belongs to.
     """
     started = time.perf_counter()
-    scale = check_scale(scale if scale is not None else curvature.scale or 1.0)
+    scale = check_scale(_stored_scale(curvature, leave_out, residual) if scale is None else scale)
     _check_settings(curvature, leave_out, residual, policy)
     problem = matching_problem(model, curvature, loss_fn)
     check_repeatable(forget)
@@ -222,6 +222,20 @@ def erase(
     after = _curvature_after(curvature, problem, erased, request.count, removed, origin, leave_out, policy)
     request = replace(request, curvature=curvature)
     return Erasure(erased, step, left.solution, found, [request], after)
+
+
+def _stored_scale(curvature: Curvature, leave_out: bool, residual: bool) -> float:
+    """ε as it was calibrated, 1 if it was not; an ε is of one kind of update and wrong, severalfold, for another."""
+    stored = curvature.calibrated
+    if stored is None:
+        return 1.0
+    if (stored.leave_out, stored.residual) != (leave_out, residual):
+        raise InvalidSetting(
+            f"The scale {stored.scale:.3g} that is stored with this curvature was measured for leave_out="
+            f"{stored.leave_out}, residual={stored.residual}, and this request has leave_out={leave_out}, "
+            f"residual={residual}. Use the same, or pass a scale."
+        )
+    return stored.scale
 
 
 def _check_settings(curvature: Curvature, leave_out: bool, residual: bool, policy: str) -> None:

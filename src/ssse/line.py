@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -35,13 +35,17 @@ class Line:
         self.passes = 0  # forward passes, in samples
 
     @cached_property
-    def _working(self) -> nn.Module:
-        """The copy that a network is moved in; a model linear in θ needs none."""
-        return copy.deepcopy(self.problem.model)
+    def _working(self) -> tuple[nn.Module, Tensor]:
+        """The copy that a network is moved in, its θ being one flat tensor; a model linear in θ needs none."""
+        model, flat = copy.deepcopy(self.problem.model), self.theta.clone()
+        named = dict(model.named_parameters())
+        for name, value in self.problem.layout.unflatten(flat).items():
+            named[name].data = value  # a view: what is written to the flat tensor is the parameter
+        return model, flat
 
     @torch.no_grad()
-    def logits(self, x: Inputs, scales: Sequence[float]) -> Iterator[np.ndarray]:
-        """One array of shape (n, c) for each ε."""
+    def logits(self, x: Inputs, scales: Sequence[float]) -> np.ndarray:
+        """At each ε, shape (ε, n, c), in float64."""
         shape = self.problem.linear
         if shape is not None:
             z, features = self.problem.forward(x)
@@ -52,35 +56,32 @@ class Line:
                 change += self.direction[shape.outputs * shape.inputs :]
             self.passes += len(z)
             z, change = z.double().cpu().numpy(), change.double().cpu().numpy()
-            for scale in scales:
-                with np.errstate(over="ignore", invalid="ignore"):
-                    moved = z + scale * change
-                yield moved
-            return
+            with np.errstate(over="ignore", invalid="ignore"):
+                return z + np.asarray(scales)[:, None, None] * change
         args, kwargs = arguments(x)
-        named = dict(self._working.named_parameters())
+        model, flat = self._working
+        found = []
         for scale in scales:
-            for name, value in self.problem.layout.unflatten(self.theta + scale * self.direction).items():
-                named[name].copy_(value)
-            z = flat_outputs(self._working(*args, **kwargs))
-            self.passes += len(z)
-            yield z.double().cpu().numpy()
+            torch.add(self.theta, self.direction, alpha=scale, out=flat)
+            found.append(flat_outputs(model(*args, **kwargs)))
+        self.passes += sum(len(z) for z in found)
+        return torch.stack(found).double().cpu().numpy()  # once, for each time the device has to be waited for
 
-    def slope(self, batch: Batch) -> float:
-        """d/dε Σ ℓ(θ + εu) over the batch at ε = 0."""
-        return self._derivatives(batch)[0]
+    def slope(self, batch: Batch, scale: float = 0.0) -> float:
+        """d/dε Σ ℓ(θ + εu) over the batch, at ε = scale."""
+        return self._derivatives(batch, scale, twice=False)[0]
 
     def bend(self, batch: Batch) -> float:
         """d²/dε² Σ ℓ(θ + εu) = Σ uᵀ∇²ℓ u over the batch at ε = 0, with the true Hessian."""
-        return self._derivatives(batch)[1]
+        return self._derivatives(batch, 0.0, twice=True)[1]
 
-    def _derivatives(self, batch: Batch) -> tuple[float, float]:
+    def _derivatives(self, batch: Batch, at: float, twice: bool) -> tuple[float, float]:
         x, y = batch
-        scale = torch.zeros((), dtype=self.theta.dtype, device=self.theta.device, requires_grad=True)
+        scale = torch.tensor(at, dtype=self.theta.dtype, device=self.theta.device, requires_grad=True)
         with torch.enable_grad():
             moved = self.problem.layout.unflatten(self.theta + scale * self.direction)
             loss = self.problem.loss.values(self.problem.call(moved, x), y).sum()
-            (first,) = torch.autograd.grad(loss, scale, create_graph=True)
+            (first,) = torch.autograd.grad(loss, scale, create_graph=twice)
             # Without a graph left, the loss is linear in ε.
             second = torch.autograd.grad(first, scale)[0] if first.requires_grad else torch.zeros_like(first)
         return float(first.detach()), float(second)

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import rankdata
 from torch import Tensor, nn
 
-from ssse.batches import check_repeatable, count_samples, read_batch, regroup
+from ssse.batches import check_repeatable, count_samples, read_batch
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.line import Line
 from ssse.losses import LossLike
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DEFAULT_SCALES = tuple(float(v) for v in np.geomspace(1e-2, 1e2, 49))  # 1 is in the middle
-GROUP = 1024
 HUGE = 1e300  # logits beyond count as overflow: their differences would
 ATTACKED = ("forgotten", *HELD_OUT)
 
@@ -229,13 +228,15 @@ def _look(
     goal_right: list[np.ndarray] = []
     task: Task = "classes"
     outputs = 0
-    batches = regroup((read_batch(batch, line.problem.device) for batch in data), GROUP)
+    batches = (read_batch(batch, line.problem.device) for batch in data)  # as they come: these fit the memory
     for batch in track(batches, count_samples(data), f"scanning {SPLITS[split]}", progress):
+        if not len(batch[1]):
+            continue
         if not line.problem.outputs:
             line.problem.probe(batch)
         x, y = batch
         line.problem.check_labels(y)
-        z = np.stack(list(line.logits(x, grid.tolist())))
+        z = line.logits(x, grid.tolist())
         labels, task = as_labels(y, as_logits(z[0], "model"))
         outputs = z.shape[2]
         with np.errstate(invalid="ignore", over="ignore"):

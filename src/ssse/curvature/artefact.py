@@ -41,6 +41,16 @@ class JointState:
 
 
 @dataclass(frozen=True)
+class Calibrated:
+    """An ε that was measured, the evidence in words, and the update that it is of."""
+
+    scale: float
+    source: str
+    leave_out: bool
+    residual: bool
+
+
+@dataclass(frozen=True)
 class Curvature:
     """C = λI + RᵀR/n at a trained θ*, in one of several structures.
 
@@ -51,7 +61,7 @@ class Curvature:
         n: training samples it stands for now (those erased are no longer counted).
         damping: λ. weight_decay: w. gradient: ∇L(θ*) with the weight decay, None where it is no longer
         known. notes: what was chosen, and why.
-        scale: ε as `ssse.calibrate` chose it, None before; scale_source: from what evidence.
+        scale: ε as `ssse.calibrate` chose it, None before. calibrated: from what evidence, and for which update.
     """
 
     structure: Structure
@@ -67,8 +77,7 @@ class Curvature:
     gradient: Tensor | None
     notes: tuple[str, ...] = ()
     joint: JointState | None = None
-    scale: float | None = None
-    scale_source: str = ""
+    calibrated: Calibrated | None = None
     group: int = 1024
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
@@ -165,11 +174,15 @@ class Curvature:
         """The same curvature with another λ, without a second pass over the data. A stored ε is forgotten: it was of
         the old λ."""
         damping = check_damping(damping, 0.0)
-        return replace(self, structure=self.structure.with_ridge(self.n * damping), scale=None, scale_source="")
+        return replace(self, structure=self.structure.with_ridge(self.n * damping), calibrated=None)
 
-    def with_scale(self, scale: float, source: str) -> Curvature:
-        """The same curvature with an ε that `ssse.erase` uses unless it is told another."""
-        return replace(self, scale=check_scale(scale), scale_source=source)
+    def with_scale(self, scale: float, source: str, *, leave_out: bool = True, residual: bool = False) -> Curvature:
+        """The same curvature with an ε that `ssse.erase` uses unless it is told another; of one kind of update only."""
+        return replace(self, calibrated=Calibrated(check_scale(scale), source, leave_out, residual))
+
+    @property
+    def scale(self) -> float | None:
+        return None if self.calibrated is None else self.calibrated.scale
 
     def to(self, device: str | torch.device) -> Curvature:
         device = torch.device(device)
@@ -222,8 +235,7 @@ class Curvature:
             "mean_loss": self.mean_loss,
             "gradient_norm": None if self.gradient is None else float(self.gradient.norm()),
             "joint": None if self.joint is None else {"leave_out": self.joint.leave_out, "n": self.joint.n},
-            "scale": self.scale,
-            "scale_source": self.scale_source,
+            "calibrated": None if self.calibrated is None else asdict(self.calibrated),
             "group": self.group,
             "notes": list(self.notes),
         }
@@ -252,8 +264,7 @@ class Curvature:
             gradient=gradient,
             notes=tuple(manifest["notes"]),
             joint=joint,
-            scale=manifest.get("scale"),
-            scale_source=manifest.get("scale_source", ""),
+            calibrated=Calibrated(**manifest["calibrated"]) if manifest.get("calibrated") else None,
             group=manifest["group"],
             created=manifest["created"],
         )
@@ -353,7 +364,6 @@ def merge_shards(shards: Sequence[Curvature]) -> Curvature:
             n=n,
             mean_loss=(merged.n * merged.mean_loss + shard.n * shard.mean_loss) / n,
             gradient=(merged.n * merged.gradient + shard.n * shard.gradient) / n,
-            scale=None,
-            scale_source="",
+            calibrated=None,
         )
     return merged

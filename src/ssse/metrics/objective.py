@@ -9,15 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ssse.batches import check_repeatable, count_samples, read_batch, regroup
+from ssse.batches import check_repeatable, count_samples, read_batch
 from ssse.curvature.fit import Sums
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.losses import LossLike
 from ssse.problem import ParameterChoice, Problem
 from ssse.progress import track
 from ssse.sampling import RowKind, measure
-
-GROUP = 1024
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,10 @@ def objective(
     check_repeatable(data)
     problem = Problem(model, loss_fn, parameters)
     sums, kind = Sums(), RowKind("empirical")
-    batches = regroup((read_batch(batch, problem.device) for batch in data), GROUP)
+    batches = (read_batch(batch, problem.device) for batch in data)  # as they come: these fit the memory
     for batch in track(batches, count_samples(data), "objective", progress):
+        if not len(batch[1]):
+            continue
         if not problem.outputs:
             problem.probe(batch)
         sums.add(measure(problem, kind, batch))

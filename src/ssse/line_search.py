@@ -1,0 +1,142 @@
+"""ε as the minimum of the leave-k-out loss along the step: nothing is retrained, a sample of the data is enough.
+
+With φ(ε) = L₋S(θ* + εu) and θ* stationary, φ′(0) = −g_S·u/(n−k), which is exact from S alone; the rest of φ is measured
+on a sample of the data that stays.
+
+    by_curvature   ε = (g_S·u) / ((n−k) φ″(0)): to second order, one second derivative
+    by_loss        φ′(ε) = 0 itself, by bisection and secants: a dozen passes over the sample
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import inf, isfinite
+from typing import Any
+
+import torch
+from scipy.optimize import brentq
+from torch import nn
+
+from ssse.batches import Batch, check_repeatable, count_samples, read_batch, regroup
+from ssse.curvature.artefact import Curvature
+from ssse.errors import InvalidData
+from ssse.line import Line
+from ssse.losses import LossLike
+from ssse.problem import Problem
+from ssse.retained import count_digests, drop_forgotten, take_samples
+
+SAMPLE = 4096  # samples that are looked at
+FAR = 64.0  # how many times further than the quadratic model says a minimum is looked for
+
+
+@dataclass(frozen=True)
+class Descent:
+    """The leave-k-out loss along a step.
+
+    Attributes:
+        line: θ* + εu. stays: a sample of the data that stays, of `count` samples.
+        pull: g_S·u. left: n − k. decay: w.
+    """
+
+    line: Line
+    stays: list[Batch]
+    count: int
+    pull: float
+    left: int
+    decay: float
+
+    def by_curvature(self) -> tuple[float, str]:
+        bend = sum(self.line.bend(batch) for batch in self.stays) / self.count + self.decay * self._squared
+        if not bend > 0 or not self.pull > 0:
+            raise InvalidData(
+                f"Along this step the loss on the data that stays has curvature {bend:.3g} and the forgotten samples "
+                f"pull with {self.pull:.3g}; both must be positive for a line search. The model is not near a minimum "
+                "there."
+            )
+        return self.pull / (self.left * bend), f"curvature {bend:.3g} along the step, {self._seen}"
+
+    def by_loss(self) -> tuple[float, str]:
+        start, _ = self.by_curvature()
+        at_zero = self._mean_slope(0.0)
+
+        def slope(scale: float) -> float:
+            """φ′(ε), with φ′(0) as S gives it: the sample's own would add its noise."""
+            value = self._mean_slope(scale) - at_zero + self.decay * scale * self._squared - self.pull / self.left
+            return value if isfinite(value) else inf  # overflow: much too far
+
+        high = start
+        while slope(high) < 0:
+            high *= 2
+            if high > FAR * start:
+                raise InvalidData(
+                    f"The loss on the data that stays still falls at ε = {high / 2:.3g} along this step; there is no "
+                    "minimum to find."
+                )
+        scale = float(brentq(slope, 0.0, high, xtol=1e-9 * start, rtol=1e-6))  # pyright: ignore[reportArgumentType]
+        return scale, f"the leave-k-out loss is least there (to second order it would be at {start:.3g}), {self._seen}"
+
+    def _mean_slope(self, scale: float) -> float:
+        return sum(self.line.slope(batch, scale) for batch in self.stays) / self.count
+
+    @property
+    def _squared(self) -> float:
+        u = self.line.direction.double()
+        return float(u @ u)
+
+    @property
+    def _seen(self) -> str:
+        return f"measured on {self.count} samples that stay"
+
+
+def descent(
+    model: nn.Module,
+    curvature: Curvature,
+    loss_fn: LossLike,
+    forget: list[Any],
+    direction: torch.Tensor,
+    data: Iterable[Any],
+    residual: bool,
+) -> Descent:
+    """Read S and a sample of the rest."""
+    problem = Problem(model, loss_fn, curvature.layout.names)
+    line = Line(problem, direction)
+    removed = list(regroup((read_batch(batch, problem.device) for batch in forget), curvature.group))
+    problem.probe(removed[0])
+    k = sum(len(y) for _, y in removed)
+    theta, u, decay = line.theta.double(), line.direction.double(), curvature.weight_decay
+    pull = sum(line.slope(batch) for batch in removed) + k * decay * float(theta @ u)
+    joint, n = curvature.joint, curvature.n
+    if joint is not None:  # the step is away from all that the stream has forgotten so far
+        pull, n = pull + float(joint.removed_gradient.double() @ u), joint.n
+    if residual and curvature.gradient is not None:
+        pull -= n * float(curvature.gradient.double() @ u)
+    stays = _sample(problem, curvature, forget, data)
+    count = sum(len(y) for _, y in stays)
+    if not count:
+        raise InvalidData("The data for the line search is empty, or holds the forgotten samples only.")
+    return Descent(line, stays, count, pull, curvature.n - k, decay)
+
+
+def _sample(problem: Problem, curvature: Curvature, forget: list[Any], data: Iterable[Any]) -> list[Batch]:
+    check_repeatable(data)
+    every = max(1, -(-(count_samples(data) or 1) // SAMPLE))
+    thinned = _thin((read_batch(batch, problem.device) for batch in data), every)
+    stays = drop_forgotten(thinned, count_digests(forget, problem.device), problem.device)
+    found, count = [], 0
+    for batch in regroup(stays, min(SAMPLE, curvature.group)):
+        found.append(batch)
+        count += len(batch[1])
+        if count >= SAMPLE:
+            break
+    return found
+
+
+def _thin(batches: Iterable[Batch], every: int) -> Iterator[Batch]:
+    """Every so manieth sample, for data is often sorted."""
+    seen = 0
+    for batch in batches:
+        places = torch.arange(-seen % every, len(batch[1]), every, device=batch[1].device)
+        seen += len(batch[1])
+        if len(places):
+            yield batch if every == 1 else take_samples(batch, places)
