@@ -9,6 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import ssse
+from ssse.demo import LOSS, Digits, train
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -44,6 +49,39 @@ def test_the_readmes_table_is_the_demos(tmp_path):
     assert printed[start : start + len(shown)] == shown
     page = (tmp_path / "out" / "demo.html").read_text()
     assert page.count("<svg") == 3
+
+
+def test_the_code_of_the_evidence_page_runs(tmp_path, monkeypatch):
+    """With the names that the page takes for granted, on digits."""
+    monkeypatch.chdir(tmp_path)
+    digits = Digits.load()
+    keep = torch.ones(len(digits.y), dtype=torch.bool)
+    places = digits.members(3, 0.5)
+    keep[places] = False
+    model, retrained = train(digits.x, digits.y), train(digits.x[keep], digits.y[keep])
+    forget = [(digits.x[places], digits.y[places])]
+    curvature = ssse.Curvature.fit(model, LOSS, [(digits.x, digits.y)], weight_decay=1e-3)
+    names = {
+        "ssse": ssse,
+        "model": model,
+        "curvature": curvature,
+        "loss": LOSS,
+        "forget": forget,
+        "erasure": ssse.erase(model, curvature, LOSS, forget),
+        "retrained_without_forget": retrained,
+        "another_request": [(digits.x[:3], digits.y[:3])],
+        "train_set": TensorDataset(digits.x, digits.y),
+        "test_set": TensorDataset(digits.test_x, digits.test_y),
+        "test_labels": digits.test_y,
+        "forget_index": places,
+        **dict.fromkeys(("first_seed", "second_seed", "third_seed"), retrained),
+    }
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "evidence.md").read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(block, names)
+    assert (tmp_path / "table.svg").stat().st_size > 1000
+    assert (tmp_path / "curve.svg").stat().st_size > 1000
 
 
 def _steady(line: str) -> str:

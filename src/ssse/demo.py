@@ -121,7 +121,10 @@ def main(page: Path) -> None:
         erasure, evaluation = answer(console, digits, request, original, model, curvature, gone)
         model, curvature = erasure.model, erasure.curvature
         figures.append((f"Forget {request.words}", evaluation.figure()))
-    figures.append(("The same request at every scale ε: the curve that calibration decides from", scanned(digits)))
+    title = (
+        "Half of the threes with the paper's empirical rows, at every scale ε: the curve that calibration decides from"
+    )
+    figures.append((title, scanned(digits)))
     console.print("\n".join(MEANING))
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(with_figures(console.export_html(clear=False), figures))
