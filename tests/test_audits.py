@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from ssse import metrics
-from tests.evaluating import CASES, Case, Plain, evaluate, family, model, number, seeds
+from tests.evaluating import CASES, Case, Plain, evaluate, family, model, near, number, seeds
 
 # ── the audits ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -40,7 +40,23 @@ def test_a_model_that_gives_s_away_fails():
     assert found.cells["attack"]["told"].note == "FAIL"
     assert found.cells["calibrated_attack"]["told"].note == "FAIL"
     over = evaluate({**family(2), "over": lambda x: -told(x)}, Case("classes", data).splits)
-    assert any(flag.startswith("attack of retrained, over: Over-forgotten") for flag in over.flags)
+    assert any(flag.startswith("attack of over: Over-forgotten") for flag in over.flags)
+
+
+def test_retrained_models_that_fail_void_the_row():
+    """S is easy and the held-out samples are hard: every model fails, and none of them for having seen S."""
+    splits = dict(CASES["classes"].splits)
+    x, _ = CASES["classes"].data["forgotten"]
+    easy, hard = model(0)(x).argmax(1), model(0)(x).argmin(1)
+    splits |= {"forgotten": [(x, easy)], "test_same": [(x, hard)]}
+    found = evaluate({"original": model(0), "retrained": [near(model(0), s, 0.01) for s in (1, 2)]}, splits)
+    assert any("they never saw S and fail" in flag for flag in found.flags)
+    assert not any("Over-forgotten" in flag for flag in found.flags)
+    assert any("mirror each other" in flag for flag in found.flags)
+    detail = found.cells["attack"]["original"].detail
+    assert detail["p_value"] < 0.05
+    assert detail["low"] < number(found, "original", "attack") <= detail["high"]
+    assert found.cells["attack"]["retrained"].detail == {"passed": 0, "of": 2}
 
 
 def train_together(x: Tensor, y: Tensor, weights: Tensor, seed: int, steps: int = 80) -> Tensor:

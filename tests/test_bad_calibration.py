@@ -7,7 +7,8 @@ import itertools
 import json
 import re
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +21,9 @@ from ssse.errors import InvalidData, InvalidSetting
 from ssse.line_search import FAR
 from ssse.store import _digest_manifest
 from tests import dense, problems
-from tests.calibrating import SEARCHES, digits, put, small
+from tests.calibrating import DECAY, SEARCHES, digits, put, small
 from tests.refusals import refused
+from tests.test_line_search import fitted, on_the_line
 
 UPDATES = list(itertools.product([True, False], [False, True]))
 
@@ -39,9 +41,11 @@ UPDATES = list(itertools.product([True, False], [False, True]))
         ({"method": "attack_parity"}, r"method='attack_parity' needs held_out=.* or whole_class=True"),
         ({"method": "line_search", "whole_class": True}, r"method='line_search' needs data="),
         ({"method": "loss_search", "whole_class": True}, r"method='loss_search' needs data="),
-        ({"whole_class": True, "dampings": [1e-2]}, r"λ can be compared by γ or δ only, .* retrained=; attack_parity"),
-        ({"data": [], "dampings": [1e-2]}, r"λ can be compared by γ or δ only, .* retrained=; loss_search knows"),
-        ({"data": [], "dampings": [1e-2], "method": "line_search"}, r"λ can be compared by γ or δ only"),
+        ({"whole_class": True, "dampings": [1e-2]}, r"λ can be compared by γ, δ or the KL only, .*; attack_parity"),
+        ({"data": [], "dampings": 1e-2}, r"λ can be compared by γ, δ or the KL only, .* retrained=; loss_search knows"),
+        ({"data": [], "dampings": [1e-2], "method": "line_search"}, r"λ can be compared by γ, δ or the KL only"),
+        ({"data": [], "dampings": None}, r"dampings must be a number or several, for instance .* got None"),
+        ({"data": [], "scales": "all"}, r"scales must be a number or several, for instance .* got 'all'"),
         ({"whole_class": True, "scales": []}, "scales must be positive, finite and rising"),
         ({"data": []}, "data for the line search is empty, or holds the forgotten samples only"),
         ({"data": [], "method": "line_search"}, "data for the line search is empty, or holds the forgotten"),
@@ -110,7 +114,11 @@ def test_a_loss_that_bends_downwards_is_refused(method):
         return -((z - y) ** 2).sum()
 
     curvature = ssse.Curvature.fit(sample.model, concave, sample.data, damping=1e-2, rows="empirical", progress=False)
-    with refused(InvalidData, r"has curvature -\d.* pull with \d.*both must be positive .* not near a minimum"):
+    messages = {
+        "line_search": r"has curvature -\d.* pull with \d.*both must be positive .* not near a minimum",
+        "loss_search": rf"still falls at ε = {FAR:.3g} along this step; there is no minimum to find\. Retrain once",
+    }
+    with refused(ssse.Undecided, messages[method]):
         ssse.calibrate(
             sample.model, curvature, concave, sample.part(slice(0, 4)), data=sample.data, method=method, progress=False
         )
@@ -129,8 +137,55 @@ def test_a_loss_that_falls_for_ever_is_refused():
         sample.model, curvature, sample.loss, forget, data=sample.data, method="line_search", progress=False
     )
     message = rf"still falls at ε = {re.escape(f'{FAR * bent.scale:.3g}')} along this step; there is no minimum to find"
-    with refused(InvalidData, message, sample.model):
+    with refused(ssse.Undecided, message, sample.model):
         ssse.calibrate(sample.model, curvature, sample.loss, forget, data=sample.data, progress=False)
+
+
+def test_the_loss_need_not_bend_upwards_at_zero():
+    """φ(ε) = −aε − bε² + cε⁴ along the step: quadratically there is no minimum, the loss itself has one."""
+    whole = small(share=1.0)
+
+    class Curved:
+        direction = torch.zeros(1)
+
+        def bend(self, _: Any) -> float:
+            return -2.0
+
+        def slope(self, _: Any, scale: float = 0.0) -> float:
+            return -2 * scale + 4 * scale**3
+
+    found = replace(on_the_line(whole, whole.sample.data), line=Curved(), count=1, pull=3.0, left=1)  # type: ignore[arg-type]
+    found = replace(found, stays=found.stays[:1])
+    scale, reason = found.by_loss()
+    assert 4 * scale**3 - 2 * scale - 3 == pytest.approx(0, abs=1e-5)
+    assert "at θ* it does not bend upwards" in reason
+    with pytest.raises(ssse.Undecided, match=r"curvature -2 and .* pull with 3; both must be positive"):
+        found.by_curvature()
+    with pytest.raises(ssse.Undecided, match=r"pull with -1, which must be positive") as caught:
+        replace(found, pull=-1.0).by_loss()
+    assert caught.value.scan is None
+
+
+@pytest.mark.parametrize("method", SEARCHES)
+def test_a_slope_that_s_does_not_give_alone_is_spoken_of(method):
+    """The rule is that of the diagnostics; with the residual the slope is the true one."""
+    sample, forget = problems.linear("cross_entropy"), slice(0, 6)
+    curvature = fitted(sample, rows="expected", damping=1e-2)
+
+    def reason(**options: Any) -> str:
+        given = {"data": sample.data, "method": method, "progress": False, **options}
+        return ssse.calibrate(sample.model, curvature, sample.loss, sample.part(forget), **given).reason
+
+    gradient = dense.gradient(sample.model, dense.LOSSES[sample.loss], sample.x, sample.y)
+    theta, part = dense.theta(sample.model), sample.part(forget)[0]
+    ratio = (gradient + len(sample.x) * DECAY * theta).norm() / (
+        dense.gradient(sample.model, dense.LOSSES[sample.loss], *part) + 6 * DECAY * theta
+    ).norm()
+    assert ratio > 0.5
+    assert f"; θ* is not stationary: n‖∇L‖ is {float(ratio):.2g} times g_S" in reason()
+    assert "stationary" not in reason(residual=True)
+    half = small()
+    assert "stationary" not in half.calibrate(data=half.sample.data, method=method).reason
 
 
 @pytest.mark.parametrize("method", SEARCHES)

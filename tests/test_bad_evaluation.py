@@ -154,3 +154,26 @@ def test_a_binary_task_of_one_output():
     assert found["erased", "gamma"] is None
     vector = {split: [(x, y[:, 0]) for x, y in batches] for split, batches in splits.items()}
     assert values_of(evaluate(nets, vector)) == values_of(found)
+
+
+def test_probabilities_are_no_logits():
+    softmax = {"original": model(0), "careless": lambda x: model(1)(x).softmax(1)}
+    with refused(InvalidData, "'careless': the outputs are probabilities.*Leave the softmax out"):
+        evaluate(softmax, GOOD)
+    assert evaluate({"original": lambda x: model(1)(x).log_softmax(1)}, GOOD).models == ("original",)
+
+
+def test_one_hot_labels_are_pointed_out():
+    x, y = CASES["classes"].data["forgotten"]
+    found = evaluate({"original": model(0)}, {"forgotten": [(x, torch.eye(OUTPUTS)[y])]})
+    assert any("one-hot labels" in flag for flag in found.flags)
+
+
+def test_what_is_not_a_mapping():
+    with refused(InvalidSetting, "models is a mapping from names to models, not a list"):
+        evaluate([model(0)], GOOD)  # type: ignore[arg-type]
+    with refused(InvalidData, "splits is a mapping from names to batches, not a list"):
+        evaluate({"original": model(0)}, list(GOOD.values()))
+    table = evaluate({"original": model(0)}, GOOD, loss_fn="cross_entropy", relearn=True)
+    assert "relearn" in table.cells
+    assert "relearn" not in evaluate({"original": model(0)}, GOOD, relearn=False).cells

@@ -124,8 +124,18 @@ def test_by_the_divergence_dampings_too(loss, share, leave_out):
     by_ratio = part.calibrate(**given, dampings=dampings)
     assert by_ratio.damping < found.damping / 2
     assert by_ratio.scale < found.scale / 1.2
-    np.testing.assert_array_equal(found.grid, by_ratio.grid)  # type: ignore[arg-type]
-    (star,) = found.figure().axes[0].lines
+    np.testing.assert_array_equal(found.grid, far)  # type: ignore[arg-type]
+    assert (found.grid_name, by_ratio.grid_name) == ("KL", "δ" if loss == "cross_entropy" else "γ")
+    assert json.loads(found.to_json())["grid_name"] == "KL"
+    ax, bar = found.figure().axes
+    assert bar.get_ylabel().startswith("KL of the predictions on S")
+    assert ax.get_title(loc="right").endswith(f"KL = {far.min():.3g}")
+    assert ax.collections[0].get_cmap().name == "viridis_r"
+    assert ax.collections[0].get_clim() == (far.min(), far.max())
+    ratio_map = by_ratio.figure().axes[0].collections[0]
+    assert ratio_map.get_cmap().name == ("viridis_r" if loss == "cross_entropy" else "viridis")
+    assert ratio_map.get_clim() == (0, 1)
+    (star,) = ax.lines
     assert np.array_equal(star.get_xydata(), [[found.scale, found.damping]])
 
 
@@ -140,10 +150,10 @@ def test_by_the_divergence_where_there_is_no_ratio():
         assert found.scan.ratio is None
         assert found.scan.divergence is not None
         assert found.scale == found.scan.scales[found.scan.divergence.argmin()]
-        assert found.grid is None
-        assert json.loads(found.to_json())["grid"] is None
-        assert vertical(found.figure().axes[0]) == [found.scale]
-    with pytest.raises(ssse.Undecided, match="γ is not defined"):
+        assert (found.grid is None) == (not dampings)
+        assert (json.loads(found.to_json())["grid"] is None) == (not dampings)
+        assert len(found.figure().axes[0].collections) == bool(dampings)
+    with pytest.raises(ssse.Undecided, match=r'γ is not defined.*criterion="divergence" works there'):
         half.calibrate(**given | {"criterion": "ratio"})
 
 
@@ -173,8 +183,60 @@ def test_chance_and_parity_and_what_is_chosen_when_nothing_is_said():
         assert line.curvature.calibrated == measured(line, f"{source} 25 samples")
         assert line.scan is not None
         assert line.scan.ratio is not None  # what was given is also shown
-    with pytest.raises(ssse.Undecided, match=r"AUC 0\.500, p = 1\): there is no signal"):
-        half.calibrate(held_out=half.forget, data=half.sample.data)
+
+
+def test_evidence_that_decides_nothing_is_passed_over():
+    half, same = small(), small().model  # a "retrained" model that is the original
+    given = {"retrained": same, "data": half.sample.data}
+    found = half.calibrate(**given)
+    plain = half.calibrate(data=half.sample.data)
+    assert (found.method, found.scale) == ("loss_search", plain.scale)
+    assert found.reason == f"{plain.reason}; passed over retrained: δ is 0.5 at every ε"
+    assert found.curvature.calibrated == plain.curvature.calibrated
+    for named, message in (("retrained", "δ is 0.5 at every ε"), ("attack_parity", "there is no signal")):
+        with pytest.raises(ssse.Undecided, match=message):
+            half.calibrate(**given, held_out=half.forget, method=named)
+    with pytest.raises(ssse.Undecided, match=r"δ is 0\.5 at every ε"):  # that of the first
+        half.calibrate(retrained=same, held_out=half.forget)
+    one = half.calibrate(**given, dampings=[5e-2])
+    assert (one.damping, one.grid) == (pytest.approx(5e-2), None)
+    assert half.calibrate(**given, dampings=[5e-2, 1e-1]).damping == pytest.approx(DECAY)
+
+
+@pytest.mark.parametrize(("rows", "first"), [("expected", "loss_search"), ("empirical", "attack_parity")])
+def test_what_comes_first_without_a_retrained_model(rows, first):
+    """For a linear model with expected rows the loss, else the attack; where it has no signal, the loss after all."""
+    whole = Small("cross_entropy", 1.0, {"rows": rows})
+    given = {"data": whole.sample.data, "leave_out": False}
+    assert whole.calibrate(**given, whole_class=True).method == first
+    found = whole.calibrate(**given, held_out=whole.forget)
+    assert found.method == "loss_search"
+    assert ("; passed over attack_parity: Confidence does not clearly tell" in found.reason) == (rows == "empirical")
+    assert "assuming that S is all of its class" in whole.calibrate(whole_class=True, leave_out=False).reason
+
+
+def test_a_network_asks_the_attack_first():
+    sample = problems.mlp(n=40)
+    curvature = ssse.Curvature.fit(
+        sample.model, sample.loss, sample.data, damping=1e-2, rows="expected", progress=False
+    )
+    assert curvature.linear is None
+    given = {"data": sample.data, "held_out": sample.part(slice(0, 6)), "residual": True, "progress": False}
+    found = ssse.calibrate(sample.model, curvature, sample.loss, sample.part(slice(0, 6)), **given)
+    assert "passed over attack_parity" in found.reason
+
+
+def test_numbers_stand_for_lists_of_one():
+    half = small()
+    found = half.calibrate(retrained=half.retrained, dampings=5e-2)
+    wanted = half.calibrate(retrained=half.retrained, dampings=[5e-2])
+    assert found.to_json() == wanted.to_json()
+    assert found.dampings == (5e-2,)
+    assert found.figure().axes[0].get_ylabel().startswith("normalised confusion distance")  # one λ: the curve
+    assert vertical(found.figure().axes[0]) == [found.scale]
+    searched = half.calibrate(data=half.sample.data, scales=1.0)
+    assert set(searched.scan.scales) == {1.0, searched.scale}  # type: ignore[union-attr]
+    assert repr(found) == str(found)
 
 
 def test_parity_with_held_out_samples_that_were_not_trained_on():

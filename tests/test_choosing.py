@@ -49,6 +49,14 @@ def test_a_plateau_is_named_as_one():
     assert "the best of 7 values" in by_ratio(curve([1.0, 0.9, 0.6, 0.3, 0.1, 0.2, 0.3, NAN, NAN]))[1]
 
 
+def test_few_samples_that_tell_the_models_apart_are_named():
+    for apart, words in ((4, "; only 4 samples of S tell the two models apart"), (1, "; only 1 sample of S tells the")):
+        assert words in by_ratio(curve(BASIN, apart=apart))[1]
+        assert words in by_ratio(curve(PLATEAU, apart=apart))[1]
+    for apart in (10, None):
+        assert "apart" not in by_ratio(curve(BASIN, apart=apart))[1]
+
+
 def test_the_predictions_decide_between_equal_counts():
     ratio = [1.0, 0.5, 0.2, 0.2, 0.2, 0.2, 0.5, 0.5, 0.5]
     for place in range(2, 6):
@@ -128,7 +136,7 @@ def test_no_choice_is_worse_than_the_best_by_more_than_a_plateau(samples):
             r"δ is 0\.5 at best, at ε = 3\.16: no ε on the grid brings the model nearer",
         ),
         (curve([NAN] * 9), r"δ is not finite at any ε .* overflow\. Use smaller scales"),
-        (curve(None, "γ", recognised=[1.0, 0.5]), r"γ is not defined: each attribute is the same for all"),
+        (curve(None, "γ", recognised=[1.0, 0.5]), r'is the same for all .*\. criterion="divergence" works'),
         (curve([0.1, 0.2, 0.3, 0.5, 0.5]), r"δ is best at ε = 0\.1, at the edge of the scales: pass smaller ones"),
         (curve([0.1] * 9), r"δ is best at ε = 0\.1, at the edge of the scales: pass smaller ones"),
         (curve([1.0, 0.8, 0.6, 0.4, 0.2]), r"δ is best at ε = 10, at the edge of the scales: pass larger ones"),
@@ -213,7 +221,8 @@ def test_an_attack_that_decides_nothing(seen, message):
 
 def test_chance_is_the_first_time_that_nothing_is_recognised():
     seen = curve(recognised=[1.0, 0.4, 0.1, 0.0, 0.3])
-    assert by_chance(seen) == (seen.scales[2], "10.0% of S recognised, chance is 10.0%")
+    words = "10.0% of S recognised, chance is 10.0%, assuming that S is all of its class"
+    assert by_chance(seen) == (seen.scales[2], words)
     attributes = curve(recognised=[1.0, 0.6, 0.5, 0.0, 0.3], chance=0.5, name="γ")
     assert by_chance(attributes)[0] == seen.scales[2]
 
@@ -221,7 +230,7 @@ def test_chance_is_the_first_time_that_nothing_is_recognised():
 @pytest.mark.parametrize(
     ("seen", "message"),
     [
-        (curve([0.5] * 3), "No attribute is common to all of the forgotten samples"),
+        (curve([0.5] * 3), r"no attribute that all of the forgotten samples have \(label 1\)"),
         (curve(recognised=[1.0, 0.5, 0.2]), r"No ε up to 10 .* still is recognised is 0\.200, chance is 0\.100"),
         (curve(recognised=[1.0, 0.5, NAN]), r"still is recognised is 0\.500, chance"),
         (curve(recognised=[0.0, 0.0, 0.0]), r"Chance is reached at ε = 0\.1, at the edge"),
@@ -243,6 +252,7 @@ def test_the_figure_of_a_curve():
     labels = [ax.get_ylabel() for ax in axes]
     assert [label.split("\n")[0] for label in labels] == [
         "normalised confusion distance δ",
+        "KL of the predictions on S",
         "normalised parameter distance",
         "AUC of telling S from held-out",
         "accuracy difference to",
@@ -254,11 +264,15 @@ def test_the_figure_of_a_curve():
         assert any(text.get_text() == f"ε = {found.scale:.3g}" for text in ax.texts)
     assert found.scan is not None
     np.testing.assert_array_equal(axes[0].lines[0].get_ydata(), found.scan.ratio)
-    np.testing.assert_array_equal(axes[1].lines[0].get_ydata(), found.scan.distance)
-    assert [text.get_text() for text in axes[3].get_legend().get_texts()] == ["S", "T"]
+    np.testing.assert_array_equal(axes[1].lines[0].get_ydata(), found.scan.divergence)
+    assert axes[1].get_yscale() == "log"
+    dashed = axes[1].lines[1]
+    assert (dashed.get_linestyle(), set(dashed.get_ydata())) == ("--", {found.scan.original_divergence})
+    np.testing.assert_array_equal(axes[2].lines[0].get_ydata(), found.scan.distance)
+    assert [text.get_text() for text in axes[4].get_legend().get_texts()] == ["S", "T"]
     plain = found.scan.figure().axes
-    assert [vertical(ax) for ax in plain] == [[]] * 4
-    bare = replace(found.scan, ratio=None, distance=None, attack=None, retrained=None)
+    assert [vertical(ax) for ax in plain] == [[]] * 5
+    bare = replace(found.scan, ratio=None, divergence=None, distance=None, attack=None, retrained=None)
     assert [ax.get_ylabel() for ax in bare.figure().axes] == ["accuracy, %"]
 
 
@@ -266,7 +280,8 @@ def test_figures_of_little(tmp_path):
     """One ε, NaN, an ε outside of the grid, one at its end: drawn without a warning."""
     one = curve([0.3])
     short = curve([1.0, 0.4, NAN])
-    for seen, chosen in ((one, 0.1), (short, 99.0), (short, 10.0)):
+    blank = curve([1.0, 0.4, NAN], divergence=[NAN, 0.0, NAN], original_divergence=0.0)
+    for seen, chosen in ((one, 0.1), (short, 99.0), (short, 10.0), (blank, 10.0)):
         figure = scan_figure(seen, chosen)
         figure.savefig(tmp_path / "figure.png", dpi=30)
         figure.savefig(tmp_path / "figure.svg")

@@ -143,9 +143,37 @@ def test_a_sample_is_taken_evenly_from_sorted_data(monkeypatch):
     found = half.calibrate(data=ordered, method="line_search")
     assert found.scale == pytest.approx(wanted, rel=1e-9)
     assert f"measured on {len(kept)} samples" in found.reason
-    for method in SEARCHES:
-        unknown = half.calibrate(data=iter(ordered), method=method)  # an iterator has no length: the first of it
-        assert "measured on 40 samples" in unknown.reason
+
+
+class Stream:
+    """Batches without a length."""
+
+    def __init__(self, batches: list[Any]):
+        self.batches = batches
+
+    def __iter__(self) -> Any:
+        return iter(self.batches)
+
+
+@pytest.mark.parametrize("size", [1, 11, 50, 150])
+@pytest.mark.parametrize("wrap", [Stream, iter])
+def test_data_without_a_length_is_sampled_evenly_too(monkeypatch, size, wrap):
+    """Sorted by class: the first 40 are all of one. Every other one goes, twice: every fourth stays, in any cut."""
+    half = small()
+    monkeypatch.setattr(line_search, "SAMPLE", 40)
+    order = half.sample.y.argsort(stable=True)
+    assert len(half.sample.y[order][:40].unique()) == 1
+    ordered = [(half.sample.x[part], half.sample.y[part]) for part in order.split(size)]
+    kept = torch.tensor([place for place in order[::4].tolist() if half.rest[place]])
+    found = on_the_line(half, wrap(ordered))
+    assert torch.equal(torch.cat([y for _, y in found.stays]), half.sample.y[kept])
+    assert torch.equal(torch.cat([x for x, _ in found.stays]), half.sample.x[kept])  # type: ignore[arg-type]
+    assert found.by_loss()[0] == pytest.approx(on_the_line(half, ordered).by_loss()[0], rel=1e-9)
+
+
+def test_short_data_without_a_length_is_taken_whole():
+    half = small()
+    assert on_the_line(half, Stream(half.sample.data)).count == 125
 
 
 # ------------------------------------------------------------------------------- by the loss: the loss itself

@@ -17,12 +17,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import ssse
 from ssse import metrics
 from ssse.curvature.dense import Dense
-from ssse.errors import InvalidData, InvalidModel, InvalidSetting
 from ssse.line import Line
 from ssse.problem import Problem
-from ssse.scanning import DEFAULT_SCALES
 from tests import dense, problems
-from tests.refusals import INF, NAN, refused, snapshot
+from tests.refusals import snapshot
 
 SCALES = (0.05, 0.4, 1.0, 3.0, 20.0)
 S = slice(0, 12)
@@ -350,62 +348,3 @@ def test_float32_agrees_with_float64_as_far_as_it_can():
         line.logits(exact.sample.x.float(), SCALES), exact.line().logits(exact.sample.x, SCALES), strict=True
     ):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
-
-
-# --------------------------------------------------------------------------------------------- bad input
-
-
-@pytest.mark.parametrize(
-    "scales", [[], [1.0, 0.5], [1.0, 1.0], [-1.0, 1.0], [0.0, 1.0], [1.0, NAN], [1.0, INF], [[1.0]]]
-)
-def test_scales_that_are_none(scales):
-    subject = SUBJECTS[0]
-    with refused(InvalidSetting, r"scales must be positive, finite and rising, for instance", subject.sample.model):
-        subject.scan(scales=scales)
-
-
-def test_default_scales_hold_one():
-    assert DEFAULT_SCALES[len(DEFAULT_SCALES) // 2] == pytest.approx(1.0, abs=1e-15)
-    assert SUBJECTS[0].scan(scales=iter([0.5, 1])).scales.tolist() == [0.5, 1.0]  # any iterable, any numbers
-
-
-def bad_calls() -> dict[str, tuple[dict, type[Exception], str]]:
-    x, y = SUBJECTS[0].sample.data[0]
-    wide = nn.Linear(5, 4).double().eval()
-    training = nn.Sequential(nn.Linear(5, 3), nn.Dropout()).double()
-    part = {"forgotten": [(x, y)]}
-    broken = [(x[:20], y[:20]), (x[20:], torch.where(y[20:] == 0, 3, y[20:]))]
-    dropping = DataLoader(TensorDataset(x, y), batch_size=7, drop_last=True)
-    return {
-        "short": ({"direction": torch.ones(17)}, InvalidSetting, r"must have shape \(18,\), one number .* got \(17,\)"),
-        "matrix": ({"direction": torch.ones(18, 1)}, InvalidSetting, r"shape \(18,\).* got \(18, 1\)"),
-        "nan": ({"direction": torch.full((18,), NAN)}, InvalidSetting, "direction holds NaN or infinity"),
-        "part": ({"parameters": ["weight"]}, InvalidSetting, r"must have shape \(15,\).* got \(18,\)"),
-        "no parameter": ({"parameters": ["wait"]}, InvalidSetting, "no parameter 'wait'"),
-        "empty": ({"splits": {**part, "test": []}}, InvalidData, "split 'test' is empty; leave it out"),
-        "no samples": ({"splits": {"retained": [(x[:0], y[:0])]}}, InvalidData, "split 'retained' is empty"),
-        "no splits": ({"splits": {}}, InvalidData, "no splits to look at; name some of retained, forgotten"),
-        "unknown": ({"splits": {"forgoten": [(x, y)]}}, InvalidData, r"Unknown split 'forgoten'.* mean 'forgotten'\?"),
-        "both": ({"splits": {"test": [(x, y)], "test_same": [(x, y)]}}, InvalidData, "either 'test' or its two parts"),
-        "dropping": ({"splits": {"forgotten": dropping}}, InvalidData, "drop_last=True"),
-        "label": ({"splits": {"retained": broken}}, InvalidData, r"Labels must lie in 0 … 2.* found . … 3"),
-        "classes": ({"retrained": wide}, InvalidData, r"disagree on the classes: 'model' has 3 .*'retrained' has 4"),
-        "dropout": ({"retrained": training}, InvalidModel, r"Dropout '1' is in training mode.*model\.eval\(\) first"),
-        "no model": ({"retrained": 3}, InvalidModel, "'retrained' must be a torch module or a function"),
-        "sick": ({"retrained": lambda x: x[:, :3] * INF}, InvalidData, "retrained: the logits of sample 0 hold NaN"),
-    }
-
-
-@pytest.mark.parametrize("case", bad_calls())
-def test_bad_calls_are_refused_in_words(case):
-    options, error, message = bad_calls()[case]
-    subject = SUBJECTS[0]
-    with refused(error, message, subject.sample.model, subject.retrained):
-        subject.scan(**options)
-
-
-def test_a_model_in_training_mode():
-    subject = copy.deepcopy(SUBJECTS[7])
-    subject.sample.model.train()
-    with refused(InvalidModel, r"BatchNorm2d 'norm' is in training mode.*Call model\.eval\(\)", subject.sample.model):
-        subject.scan()

@@ -43,6 +43,7 @@ def test_text_has_everything():
                     assert f"± {cell.spread:.{measure.digits}f}" in line
         if (floor := SHOWN.floors.get(measure.key, 0.0)) > 0.01:
             assert line.rstrip().endswith(f"{floor:.{measure.digits}f}")
+            assert measure.key not in SHOWN.floor_spreads  # two retrained models are each as far from the other
     assert "…" not in text
     assert "\x1b" not in text
     for flag in SHOWN.flags:
@@ -79,6 +80,30 @@ def test_rich_at_any_width(width):
             assert f"{found[name, 'accuracy_forgotten']:.2f}" in text.getvalue()
 
 
+def test_narrow_terminals_get_the_models_one_below_the_other():
+    text = io.StringIO()
+    Console(file=text, width=80).print(SHOWN)
+    lines = text.getvalue().splitlines()
+    assert sum("accuracy, %" in line for line in lines) > 1  # several tables
+    whole = next(line for line in lines if "mean accuracy gap, points" in line)
+    assert whole.startswith("   mean accuracy gap, points  ")  # labels and numbers do not break
+    for flag in SHOWN.flags:
+        assert flag in " ".join(text.getvalue().split())  # what must be known is known here too
+
+
+def test_three_retrained_models_give_the_floor_a_spread():
+    found = evaluate(family(3), CASES["classes"].splits)
+    assert found.floor_spreads["mean_gap"] > 0
+    line = next(line for line in str(found).splitlines() if "mean accuracy gap" in line)
+    assert line.rstrip().endswith(f"{found.floors['mean_gap']:.2f} ± {found.floor_spreads['mean_gap']:.2f}")
+    assert found.to_dict()["noise_floor_spread"] == found.floor_spreads
+
+
+def test_representations_are_short():
+    assert repr(SHOWN) == f"Evaluation({len(SHOWN.models)} models × {len(SHOWN.measures)} measures; print it)"
+    assert SHOWN._repr_html_().startswith("<pre>")
+
+
 def test_json_and_dict():
     assert json.loads(SHOWN.to_json()) == SHOWN.to_dict()
     found = json.loads(SHOWN.to_json())
@@ -112,7 +137,7 @@ def test_reading_a_number():
         SHOWN["erased", "gap"]
     with pytest.raises(KeyError, match="of model 'nobody'"):
         SHOWN["nobody", "mean_gap"]
-    with pytest.raises(KeyError, match="No measure 'None' of model 'erased'"):
+    with pytest.raises(KeyError, match=r"Ask for evaluation\[model, measure\]"):
         SHOWN["erased"]  # type: ignore[index]
 
 
@@ -125,9 +150,13 @@ def test_figure():
     assert [t.get_text() for t in gaps.get_yticklabels()][:2] == ["mean accuracy gap, points", "KL on D∖S"]
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [*EIGHT, "noise floor"]
-    styles = {(line.get_color(), line.get_marker(), line.get_fillstyle()) for line in accuracy.lines}
-    assert len(styles) == len(EIGHT)
-    for line, name in zip(accuracy.lines, EIGHT, strict=True):
+    dots = [line for line in accuracy.lines if line.get_marker() != "None"]
+    bars = [line for line in accuracy.lines if line.get_marker() == "None"]
+    assert len({(line.get_color(), line.get_marker(), line.get_fillstyle()) for line in dots}) == len(EIGHT)
+    spreads = [SHOWN.cells[f"accuracy_{split}"][name].spread for name in EIGHT for split in SIZES]
+    lengths = [float(np.ptp(np.asarray(bar.get_xdata()))) for bar in bars]
+    assert lengths == pytest.approx([2 * spread for spread in spreads if spread])
+    for line, name in zip(dots, EIGHT, strict=True):
         assert np.asarray(line.get_xdata()).tolist() == [SHOWN[name, f"accuracy_{split}"] for split in SIZES]
     floors = [np.asarray(line.get_xdata()).tolist() for line in gaps.lines if line.get_color() == "black"]
     assert floors == [[SHOWN.floors[key]] * 2 for key in ("mean_gap", *(f"kl_{split}" for split in SIZES))]

@@ -8,6 +8,7 @@ from ssse.errors import Undecided
 from ssse.scanning import Scan
 
 PLATEAU = 0.01  # γ or δ within this of the best is as good as the best
+FEW = 10  # samples that tell the retrained model from the original: below, δ has few values
 SIGNAL = 1e-3  # the attack's p-value before erasing, above which its way down to ½ is mostly noise
 
 
@@ -15,7 +16,11 @@ def by_ratio(seen: Scan) -> tuple[float, str]:
     """argmax γ or argmin δ; the start of the plateau where the curve ends in one."""
     name = seen.ratio_name
     if seen.ratio is None:
-        raise Undecided(f"{name} is not defined: each attribute is the same for all of the forgotten samples.", seen)
+        raise Undecided(
+            f"{name} is not defined: each attribute is the same for all of the forgotten samples. "
+            'criterion="divergence" works there.',
+            seen,
+        )
     loss = loss_of(seen)
     finite = np.flatnonzero(np.isfinite(loss))
     if not len(finite):
@@ -46,6 +51,9 @@ def by_ratio(seen: Scan) -> tuple[float, str]:
             "few of them tell the models apart. Choose a larger set to forget.",
             seen,
         )
+    if seen.apart is not None and seen.apart < FEW:
+        few = "1 sample of S tells" if seen.apart == 1 else f"{seen.apart} samples of S tell"
+        why += f"; only {few} the two models apart"
     return float(seen.scales[chosen]), f"{name} = {seen.ratio[chosen]:.3f}, {why}"
 
 
@@ -93,7 +101,11 @@ def by_chance(seen: Scan) -> tuple[float, str]:
     """The smallest ε at which the forgotten samples are recognised no more often than by chance."""
     rate = seen.recognised
     if rate is None:
-        raise Undecided("No attribute is common to all of the forgotten samples, so none can be gone as a whole.", seen)
+        raise Undecided(
+            "There is no attribute that all of the forgotten samples have (label 1), so none can be gone as a whole. "
+            "Leave whole_class out, or pass samples that share one.",
+            seen,
+        )
     reached = np.flatnonzero(rate <= seen.chance)
     if not len(reached):
         raise Undecided(
@@ -103,7 +115,8 @@ def by_chance(seen: Scan) -> tuple[float, str]:
         )
     at = int(reached[0])
     _refuse_edge(seen, at, len(rate), "Chance is reached")
-    return float(seen.scales[at]), f"{rate[at]:.1%} of S recognised, chance is {seen.chance:.1%}"
+    found = f"{rate[at]:.1%} of S recognised, chance is {seen.chance:.1%}"
+    return float(seen.scales[at]), f"{found}, assuming that S is all of its class"
 
 
 def loss_of(seen: Scan) -> np.ndarray:

@@ -14,7 +14,7 @@ from ssse.metrics.attacks import Attack, member_rate, reference_attack, threshol
 from ssse.metrics.confusion import confusion_ratio, confusions
 from ssse.metrics.distance import parameter_distance, same_parameters
 from ssse.metrics.gaps import mean_gap, tug_of_war
-from ssse.metrics.klom import klom
+from ssse.metrics.klom import EMPTY, klom
 from ssse.metrics.scores import Flagged
 from ssse.metrics.similarity import attribute_auc, share, similarity_of
 from ssse.metrics.ulira import u_lira
@@ -24,6 +24,7 @@ from ssse.table import Cell, Measure
 
 OTHER_CLASSES = 0.5  # total variation between the classes of S and of the held-out samples
 FEW = 10  # samples of which the classes say little
+LARGEST_KLOM = float(-np.log(EMPTY))
 DISTRIBUTION = 4  # models of a kind from which on their distributions are compared
 
 
@@ -31,7 +32,7 @@ DISTRIBUTION = 4  # models of a kind from which on their distributions are compa
 class Row:
     measure: Measure
     cells: dict[str, Cell]
-    floor: float | None = None
+    floor: Cell = field(default_factory=lambda: Cell(None))
 
 
 @dataclass
@@ -177,7 +178,11 @@ class Comparison:
                 return reference_attack(forgotten[key].phi, held[key].phi, *references, level=self.level)
 
             title = f"confidence, less that of '{self.retrained}'"
-            yield self.audit_row(Measure("calibrated_attack", title, group, 3), calibrated)
+            measure = Measure("calibrated_attack", title, group, 3)
+            if len(self.goal) == 2:
+                mirrored = "two of them mirror each other, so their mean is 0.5 by construction"
+                self.note(measure, self.retrained, [mirrored])
+            yield self.audit_row(measure, calibrated)
         if "retained" in self.records.splits and self.records.whole_test:
             members, test = self.records.splits["retained"], self.records.whole_test
 
@@ -217,20 +222,24 @@ class Comparison:
         least = min(map(len, phi.values()))  # KLoM falls with the number of models: as many of each, and one floor
         margins = {name: klom(phi[name][:least], oracle) for name in many}
         cells = {name: Cell(found.mean) for name, found in margins.items()}
-        yield Row(Measure("klom", "KLoM, mean", group, 3, gap=True), cells, next(iter(margins.values())).floor_mean)
+        measure, floor = Measure("klom", "KLoM, mean", group, 3, gap=True), next(iter(margins.values())).floor_mean
+        if floor > LARGEST_KLOM / 2:
+            few = f"its floor is {floor:.1f} of at most {LARGEST_KLOM:.1f}: too few models to tell anything apart"
+            self.note(measure, self.retrained, [few])
+        yield Row(measure, cells, Cell(floor))
         told = {name: u_lira(phi[name], oracle, level=self.level) for name in many}
         cells = {
             name: Cell(100 * found.accuracy, note=f"[{100 * found.low:.0f}, {100 * found.high:.0f}]")
             for name, found in told.items()
         }
-        floor = None
+        chance = Cell(None)
         if len(oracle) >= 2 * DISTRIBUTION:
             half = len(oracle) // 2
-            floor = 100 * u_lira(oracle[:half], oracle[half : 2 * half], level=self.level).accuracy
+            chance = Cell(100 * u_lira(oracle[:half], oracle[half : 2 * half], level=self.level).accuracy)
         measure = Measure("u_lira", "U-LiRA, % right (50 = cannot tell)", group, 1, gap=True)
         for name, found in told.items():
             self.note(measure, name, found.flags)
-        yield Row(measure, cells, floor)
+        yield Row(measure, cells, chance)
 
     def row(self, measure: Measure, of: Callable[[Key], float | None]) -> Row:
         return Row(measure, {name: self.cell(measure, name, of) for name in self.records.names})
@@ -239,7 +248,9 @@ class Comparison:
         """As `row`; the retrained models among themselves are the floor."""
         names = [name for name in self.records.names if name != self.retrained]
         cells = {name: self.cell(measure, name, of) for name in names}
-        floor = self.cell(measure, self.retrained, of).value if len(self.goal) > 1 else None
+        floor = self.cell(measure, self.retrained, of) if len(self.goal) > 1 else Cell(None)
+        if len(self.goal) == 2:  # each against the other, twice the same
+            floor = replace(floor, spread=None)
         return Row(measure, cells, floor)
 
     def cell(self, measure: Measure, name: str, of: Callable[[Key], float | None]) -> Cell:
@@ -257,9 +268,18 @@ class Comparison:
             if found:
                 passed = sum(attack.passed for attack in found)
                 note = f"{passed}/{len(found)} pass" if len(found) > 1 else ("pass" if passed else "FAIL")
-                cells[name] = replace(summary([attack.auc for attack in found]), note=note)
-                for attack in found:
-                    self.note(measure, name, attack.flags)
+                detail: dict[str, float] = {"passed": passed, "of": len(found)}
+                if len(found) == 1:
+                    detail |= {"p_value": found[0].p_value, "low": found[0].low, "high": found[0].high}
+                cells[name] = replace(summary([attack.auc for attack in found]), note=note, detail=detail)
+                if name == self.retrained and 2 * passed < len(found):
+                    void = (
+                        "they never saw S and fail: S and the held-out samples are not alike, or this is chance (5 in "
+                    )
+                    self.note(measure, name, [f"{void}100); the verdicts of this row say little"])
+                if name not in (self.original, self.retrained):  # the others took a step that can be smaller
+                    for attack in found:
+                        self.note(measure, name, attack.flags)
         return Row(measure, cells)
 
     def note(self, measure: Measure, name: str, flags: Iterable[str]) -> None:

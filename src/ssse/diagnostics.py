@@ -76,6 +76,7 @@ class Diagnostics:
         lines += [f"  because {reason}" for reason in self.reasons]
         known = {
             "forgotten": f"{self.k} of {self.n}",
+            "ε, λ": f"{_number(self.scale)}, {_number(self.damping)}",
             "step norm": _number(self.step_norm),
             "relative to θ": _number(self.relative_step),
             "largest leverage": _number(self.leverage_max),

@@ -49,10 +49,10 @@ class Undecided(SSSEError, ValueError):
     """The evidence does not decide on a scale ε. Nothing was chosen.
 
     Attributes:
-        scan: the curve that was looked at.
+        scan: the curve that was looked at; None for the searches along the step, which look at none.
     """
 
-    def __init__(self, message: str, scan: Scan):
+    def __init__(self, message: str, scan: Scan | None):
         self.scan = scan
         super().__init__(message)
 

@@ -33,7 +33,7 @@ def evaluate(
     loss_fn: LossLike | None = None,
     weight_decay: float = 0.0,
     parameters: ParameterChoice = "all",
-    relearn: Mapping[str, Any] | None = None,
+    relearn: Mapping[str, Any] | bool | None = None,
     level: float = 0.05,
     progress: bool = True,
 ) -> Evaluation:
@@ -48,7 +48,7 @@ def evaluate(
         original, retrained: which of the names are these; measures that need one that is not there are left out, and
             the flags say so.
         loss_fn, weight_decay, parameters: as in `ssse.Curvature.fit`; with a loss L₋S and ‖∇L₋S‖ are measured too.
-        relearn: options of `ssse.metrics.relearn_time` (`{}` for its defaults) to measure that too; needs loss_fn.
+        relearn: True, or options of `ssse.metrics.relearn_time`, to measure that too; needs loss_fn.
         level: of the audits: a model that never saw S passes one with probability 1 − level.
 
     The predictions' divergence is KL(p̄ ‖ p) in nats, p̄ the average prediction of the retrained models but one, averaged
@@ -58,7 +58,10 @@ def evaluate(
         InvalidData: an empty or unknown split, labels that do not fit, models that disagree on the classes, logits that
             are NaN or the same for every sample.
     """
+    if not isinstance(models, Mapping):
+        raise InvalidSetting(f"models is a mapping from names to models, not a {type(models).__name__}.")
     check_splits(splits)
+    relearn = {} if relearn is True else relearn or None if isinstance(relearn, bool) else relearn
     if not 0 < level < 1:
         raise InvalidSetting(f"level is the rate of false alarms of an audit, between 0 and 1, not {level}.")
     flags = [_missing(models, "original", original), _missing(models, "retrained", retrained)]
@@ -83,8 +86,9 @@ def evaluate(
         counts=records.counts,
         measures=tuple(row.measure for row in rows),
         cells={row.measure.key: row.cells for row in rows},
-        floors={row.measure.key: row.floor for row in rows if row.floor is not None},
-        flags=(*comparison.flags, *(flag for flag in flags if flag)),
+        floors={row.measure.key: row.floor.value for row in rows if row.floor.value is not None},
+        floor_spreads={row.measure.key: row.floor.spread for row in rows if row.floor.spread is not None},
+        flags=(*records.flags[:1], *comparison.flags, *(flag for flag in flags if flag)),
     )
 
 

@@ -38,7 +38,11 @@ STYLES = (
     (SKY, "--", "P"),
 )
 FILLS: tuple[Literal["full", "none", "left"], ...] = ("full", "none", "left")  # when the styles are used up
-MEANING = {"γ": "similarity ratio γ\n(1 = retrained)", "δ": "normalised confusion distance δ\n(0 = retrained)"}
+MEANING = {
+    "γ": "similarity ratio γ\n(1 = retrained)",
+    "δ": "normalised confusion distance δ\n(0 = retrained)",
+    "KL": "KL of the predictions on S\n(0 = retrained)",
+}
 
 
 def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
@@ -56,10 +60,12 @@ def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, l
 
 
 def scan_figure(scan: Scan, chosen: float | None = None) -> Figure:
-    """What changes with ε: γ or δ, the parameter distance, the attack, and the accuracy on each split."""
+    """What changes with ε: γ or δ, the KL, the parameter distance, the attack, and the accuracy on each split."""
     panels: list[Any] = []
     if scan.ratio is not None:
         panels.append(lambda ax: _ratio(ax, scan))
+    if scan.divergence is not None:
+        panels.append(lambda ax: _divergence(ax, scan))
     if scan.distance is not None:
         panels.append(lambda ax: _curve(ax, scan, scan.distance, "normalised parameter distance\n(0 = retrained)"))
     if scan.attack is not None:
@@ -92,22 +98,23 @@ def scan_figure(scan: Scan, chosen: float | None = None) -> Figure:
 
 
 def heat_map(calibration: Calibration) -> Figure:
-    """γ or δ over λ and ε, the chosen pair marked: how sensitive the choice is."""
-    scan, grid = calibration.scan, calibration.grid
-    if grid is None or scan is None:
+    """What decided, γ, δ or the KL, over λ and ε, the chosen pair marked: how sensitive the choice is."""
+    scan, grid, name = calibration.scan, calibration.grid, calibration.grid_name
+    if grid is None or scan is None or name is None:
         raise InvalidSetting("There is no grid over λ: pass dampings= to ssse.calibrate.")
     order = np.argsort(calibration.dampings)
     dampings = np.array(calibration.dampings)[order]
     figure, (ax,) = new_figure(6.4, 1.2 + 0.36 * max(len(dampings), 5))
+    low, high = (0.0, 1.0) if name != "KL" else _positive_range(grid)
     image = ax.pcolormesh(
         _cell_edges(scan.scales),
         _cell_edges(dampings),
         grid[order],
-        cmap="viridis_r" if scan.ratio_name == "δ" else "viridis",
-        vmin=0,
-        vmax=1,
+        cmap="viridis" if name == "γ" else "viridis_r",
+        norm="log" if name == "KL" else "linear",
         rasterized=True,
     )
+    image.set_clim(low, high)
     ax.grid(False)
     ax.set_xscale("log")
     ax.set_yscale("log")
@@ -116,15 +123,14 @@ def heat_map(calibration: Calibration) -> Figure:
     ax.plot(calibration.scale, calibration.damping, marker="*", markersize=13, color="white", markeredgecolor="black")
     column = int(np.argmin(np.abs(scan.scales - calibration.scale)))
     row = int(np.argmin(np.abs(np.array(calibration.dampings) - calibration.damping)))
+    value = f"{grid[row, column]:.3g}" if name == "KL" else f"{grid[row, column]:.3f}"
     ax.set_title(
-        f"ε = {calibration.scale:.3g}, λ = {calibration.damping:.2g}: {scan.ratio_name} = {grid[row, column]:.3f}",
-        fontsize=8,
-        loc="right",
+        f"ε = {calibration.scale:.3g}, λ = {calibration.damping:.2g}: {name} = {value}", fontsize=8, loc="right"
     )
     ax.set_xlabel("scale ε")
     ax.set_ylabel("damping λ")
     bar = figure.colorbar(image, ax=ax)
-    bar.set_label(MEANING[scan.ratio_name], fontsize=8)
+    bar.set_label(MEANING[name], fontsize=8)
     return figure
 
 
@@ -136,9 +142,7 @@ def evaluation_figure(evaluation: Evaluation) -> Figure:
     _dots(axes[0], evaluation, splits, "accuracy, %")
     if gaps:
         _dots(axes[1], evaluation, gaps, "difference to retrained\n(accuracy in points, KL in nats)")
-        axes[1].set_xscale("symlog", linthresh=1e-3)
-        axes[1].set_xlim(left=-2e-4, right=1.6 * axes[1].get_xlim()[1])
-        axes[1].set_xticks([v for v in (0, 1e-3, 1e-2, 0.1, 1, 10, 100) if v <= axes[1].get_xlim()[1]])
+        _wide_scale(axes[1], evaluation, gaps)
         for y, measure in enumerate(gaps):
             if measure.key in evaluation.floors:
                 floor = evaluation.floors[measure.key]
@@ -158,6 +162,18 @@ def evaluation_figure(evaluation: Evaluation) -> Figure:
     return figure
 
 
+def _wide_scale(ax: Axes, evaluation: Evaluation, measures: list[Any]) -> None:
+    """Decades from the smallest gap on; below them zero has its place."""
+    keys = [measure.key for measure in measures]
+    shown = [evaluation[name, key] for name in evaluation.models for key in keys]
+    positive = [v for v in (*shown, *(evaluation.floors.get(key) for key in keys)) if v is not None and v > 0]
+    lowest = 10.0 ** np.floor(np.log10(np.clip(min(positive, default=1e-3), 1e-6, 1.0)))
+    ax.set_xscale("symlog", linthresh=lowest)
+    ax.set_xlim(-0.3 * lowest, 2 * max(positive, default=1.0))
+    decades = 10.0 ** np.arange(np.log10(lowest), np.log10(max(positive, default=1.0)) + 1)
+    ax.set_xticks([0, *decades[:: -(-len(decades) // 4)]])
+
+
 def _dots(ax: Axes, evaluation: Evaluation, measures: list[Any], title: str) -> None:
     for i, name in enumerate(evaluation.models):
         color, _, marker = STYLES[i % len(STYLES)]
@@ -168,6 +184,11 @@ def _dots(ax: Axes, evaluation: Evaluation, measures: list[Any], title: str) -> 
         if points:
             x, y = zip(*points, strict=True)
             ax.plot(x, y, linestyle="", marker=marker, color=color, fillstyle=fill, markersize=6, label=name)
+        for y, measure in enumerate(measures):
+            cell = evaluation.cells[measure.key].get(name)
+            if cell is not None and cell.value is not None and cell.spread:
+                ends = [cell.value - cell.spread, cell.value + cell.spread]
+                ax.plot(ends, [y + shift] * 2, color=color, linewidth=1)
     ax.set_yticks(range(len(measures)), [m.title.replace("KL(retrained ‖ model), ", "KL on ") for m in measures])
     ax.set_ylim(len(measures) - 0.5, -0.5)
     ax.set_xlabel(title)
@@ -184,6 +205,26 @@ def _cell_edges(values: np.ndarray) -> np.ndarray:
 def _ratio(ax: Axes, scan: Scan) -> None:
     _curve(ax, scan, scan.ratio, MEANING[scan.ratio_name])
     ax.axhline(0.5, color=GREY, linewidth=0.8, linestyle=":")
+
+
+def _divergence(ax: Axes, scan: Scan) -> None:
+    assert scan.divergence is not None
+    _curve(ax, scan, scan.divergence, MEANING["KL"])
+    before = scan.original_divergence
+    shown = np.append(scan.divergence, np.nan if before is None else before)
+    low, high = _positive_range(shown)
+    ax.set_yscale("log")
+    ax.set_ylim(low / 1.2, high * 1.2)
+    if before is not None and before > 0:
+        ax.axhline(before, color=RED, linewidth=1, linestyle="--", label="before erasing")
+        ax.legend(fontsize=8, frameon=False)
+
+
+def _positive_range(values: np.ndarray) -> tuple[float, float]:
+    """For an axis in powers of ten, never empty."""
+    found = values[np.isfinite(values) & (values > 0)]
+    low, high = (float(found.min()), float(found.max())) if len(found) else (0.1, 1.0)
+    return (low, high) if low < high else (low / 2, 2 * high)
 
 
 def _attack(ax: Axes, scan: Scan) -> None:

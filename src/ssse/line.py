@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,11 +23,12 @@ class Line:
     is one forward pass an ε, on one working copy of the model.
     """
 
-    def __init__(self, problem: Problem, direction: Tensor):
+    def __init__(self, problem: Problem, direction: Any):
+        direction = _vector(direction)
         if direction.shape != (problem.layout.dim,):
             raise InvalidSetting(
                 f"The direction must have shape ({problem.layout.dim},), one number a parameter; got "
-                f"{tuple(direction.shape)}."
+                f"{tuple(direction.shape)}. If it is the step of an erasure, pass parameters=curvature.layout.names."
             )
         if not bool(torch.isfinite(direction).all()):
             raise InvalidSetting("The direction holds NaN or infinity, so that there is no model along it.")
@@ -85,3 +87,15 @@ class Line:
             # Without a graph left, the loss is linear in ε.
             second = torch.autograd.grad(first, scale)[0] if first.requires_grad else torch.zeros_like(first)
         return float(first.detach()), float(second)
+
+
+def _vector(direction: Any) -> Tensor:
+    if isinstance(direction, Tensor):
+        return direction
+    try:
+        return torch.from_numpy(np.array(direction, dtype=np.float64))
+    except (TypeError, ValueError) as error:
+        raise InvalidSetting(
+            f"The direction must be a flat tensor or an array of numbers, for instance erasure.direction; got "
+            f"{type(direction).__name__}."
+        ) from error

@@ -20,14 +20,14 @@ from torch import nn
 
 from ssse.batches import Batch, check_repeatable, count_samples, read_batch, regroup
 from ssse.curvature.artefact import Curvature
-from ssse.errors import InvalidData
+from ssse.errors import InvalidData, Undecided
 from ssse.line import Line
 from ssse.losses import LossLike
 from ssse.problem import Problem
 from ssse.retained import count_digests, drop_forgotten, take_samples
 
 SAMPLE = 4096  # samples that are looked at
-FAR = 64.0  # how many times further than the quadratic model says a minimum is looked for
+FAR = 64.0  # how many times further than the quadratic model says, or than 1, a minimum is looked for
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,27 @@ class Descent:
     decay: float
 
     def by_curvature(self) -> tuple[float, str]:
-        bend = sum(self.line.bend(batch) for batch in self.stays) / self.count + self.decay * self._squared
+        bend = self._bend()
         if not bend > 0 or not self.pull > 0:
-            raise InvalidData(
+            raise Undecided(
                 f"Along this step the loss on the data that stays has curvature {bend:.3g} and the forgotten samples "
                 f"pull with {self.pull:.3g}; both must be positive for a line search. The model is not near a minimum "
-                "there."
+                "there: train further, or retrain once and pass retrained=.",
+                None,
             )
         return self.pull / (self.left * bend), f"curvature {bend:.3g} along the step, {self._seen}"
 
     def by_loss(self) -> tuple[float, str]:
-        start, _ = self.by_curvature()
+        if not self.pull > 0:
+            raise Undecided(
+                f"Along this step the forgotten samples pull with {self.pull:.3g}, which must be positive for the loss "
+                "to fall at first. The model is not near a minimum there: train further, or retrain once and pass "
+                "retrained=.",
+                None,
+            )
+        bend = self._bend()
+        bends = bend > 0 and isfinite(self.pull / (self.left * bend))
+        start = self.pull / (self.left * bend) if bends else 1.0  # a guess alone
         at_zero = self._mean_slope(0.0)
 
         def slope(scale: float) -> float:
@@ -69,12 +79,18 @@ class Descent:
         while slope(high) < 0:
             high *= 2
             if high > FAR * start:
-                raise InvalidData(
+                raise Undecided(
                     f"The loss on the data that stays still falls at ε = {high / 2:.3g} along this step; there is no "
-                    "minimum to find."
+                    "minimum to find. Retrain once and pass retrained=, or choose ε by hand.",
+                    None,
                 )
         scale = float(brentq(slope, 0.0, high, xtol=1e-9 * start, rtol=1e-6))  # pyright: ignore[reportArgumentType]
-        return scale, f"the leave-k-out loss is least there (to second order it would be at {start:.3g}), {self._seen}"
+        guess = f"to second order it would be at {start:.3g}" if bends else "at θ* it does not bend upwards"
+        return scale, f"the leave-k-out loss is least there ({guess}), {self._seen}"
+
+    def _bend(self) -> float:
+        """φ″(0)."""
+        return sum(self.line.bend(batch) for batch in self.stays) / self.count + self.decay * self._squared
 
     def _mean_slope(self, scale: float) -> float:
         return sum(self.line.slope(batch, scale) for batch in self.stays) / self.count
@@ -120,8 +136,8 @@ def descent(
 
 def _sample(problem: Problem, curvature: Curvature, forget: list[Any], data: Iterable[Any]) -> list[Batch]:
     check_repeatable(data)
-    every = max(1, -(-(count_samples(data) or 1) // SAMPLE))
-    thinned = _thin((read_batch(batch, problem.device) for batch in data), every)
+    length, batches = count_samples(data), (read_batch(batch, problem.device) for batch in data)
+    thinned = _spread(batches) if length is None else _thin(batches, max(1, -(-length // SAMPLE)))
     stays = drop_forgotten(thinned, count_digests(forget, problem.device), problem.device)
     found, count = [], 0
     for batch in regroup(stays, min(SAMPLE, curvature.group)):
@@ -132,11 +148,23 @@ def _sample(problem: Problem, curvature: Curvature, forget: list[Any], data: Ite
     return found
 
 
-def _thin(batches: Iterable[Batch], every: int) -> Iterator[Batch]:
-    """Every so manieth sample, for data is often sorted."""
-    seen = 0
+def _spread(batches: Iterable[Batch]) -> list[Batch]:
+    """Every so manieth sample of data whose length shows at its end: where too many are held, every other one goes."""
+    held: list[Batch] = []
+    every, seen = 1, 0
     for batch in batches:
-        places = torch.arange(-seen % every, len(batch[1]), every, device=batch[1].device)
+        held += _thin([batch], every, seen)
+        seen += len(batch[1])
+        while -(-seen // every) > SAMPLE:
+            held, every = list(_thin(held, 2)), 2 * every
+    return held
+
+
+def _thin(batches: Iterable[Batch], every: int, seen: int = 0) -> Iterator[Batch]:
+    """Every so manieth sample, for data is often sorted; `seen` came before these."""
+    for batch in batches:
+        first, device = min(-seen % every, len(batch[1])), batch[1].device
+        places = torch.arange(first, len(batch[1]), every, device=device)
         seen += len(batch[1])
         if len(places):
             yield batch if every == 1 else take_samples(batch, places)

@@ -50,6 +50,7 @@ class Records:
     labels: np.ndarray | None = None
     task: Task = "classes"
     shares: dict[str, np.ndarray] = field(default_factory=dict)
+    flags: list[str] = field(default_factory=list)
 
     def seeds(self, name: str) -> list[Key]:
         return [key for key in self.models if key.name == name]
@@ -89,6 +90,7 @@ def collect(models: Mapping[str, Model | Sequence[Model]], splits: Splits, retra
     if len(shown) < len(records.models):
         raise InvalidSetting("Two models end up with the same name; call them differently.")
     goal, spans, task = records.seeds(retrained), {}, None
+    sums: dict[Key, tuple[bool, ...]] = {}  # whether the rows of a model's outputs sum to one: (True,) if all do
     for split, data in splits.items():
         labels, width = [], 0
         taken = {key: _Parts() for key in records.models}
@@ -101,6 +103,8 @@ def collect(models: Mapping[str, Model | Sequence[Model]], splits: Splits, retra
                 logits = seen.logits[str(key)]
                 low, high = spans.get(key, (np.inf, -np.inf))
                 spans[key] = np.minimum(low, logits.min(0)), np.maximum(high, logits.max(0))
+                to_one = bool(np.abs(logits.sum(1) - 1).max() < 1e-4)
+                sums[key] = tuple({*sums.get(key, ()), to_one})
                 taken[key].add(logits, seen, far.get(key), keep=split == "forgotten")
             labels.append(seen.labels)
             width = next(iter(seen.logits.values())).shape[1]
@@ -108,12 +112,21 @@ def collect(models: Mapping[str, Model | Sequence[Model]], splits: Splits, retra
         whole = np.concatenate(labels)
         if split == "forgotten":
             records.labels = whole
+        if task == "attributes" and whole.shape[1] > 2 and (whole.sum(1) == 1).all():
+            records.flags.append(
+                f"Every sample of '{split}' has exactly one attribute: one-hot labels? For classes pass their indices."
+            )
         if task == "classes":
             records.shares[split] = np.bincount(whole, minlength=width) / len(whole)
     records.task = task or "classes"
     for key, (low, high) in spans.items():
         if (low == high).all() and sum(records.counts.values()) > 1:
             raise InvalidData(f"'{key}': the logits are constant, the same for every sample; this model says nothing.")
+        if (low >= 0).all() and sums[key] == (True,) and records.task == "classes":
+            raise InvalidData(
+                f"'{key}': the outputs are probabilities (none negative, each row sums to 1), and logits are needed. "
+                "Leave the softmax out, or pass log-probabilities."
+            )
     return records
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +34,7 @@ HUGE = 1e300  # logits beyond count as overflow: their differences would
 ATTACKED = ("forgotten", *HELD_OUT)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scan:
     """What was seen along the line, each array with one entry an ε.
 
@@ -41,8 +42,10 @@ class Scan:
 
     Attributes:
         scales: ε. accuracy: 0 … 1, by split. counts: samples of each split.
-        recognised: the share of S that is taken for what it is: its class, or the attributes that all of S have.
+        recognised: the share of S that is taken for what it is: its class, or the attributes that all of S have; of
+            a single attribute also that none of S has it.
         ratio: γ or δ on S, as `ratio_name` says; None without a retrained model, or where no attribute varies over S.
+        apart: of classes, on how many samples of S the original's and the retrained model's confusions differ.
         divergence: mean KL of the predictions on S from the retrained model's; None without one.
         distance: normalised parameter distance; None without a retrained module of the same parameters.
         attack: AUC of telling S from held-out samples by confidence; None without those.
@@ -58,6 +61,7 @@ class Scan:
     ratio_name: str
     recognised: np.ndarray | None = None
     ratio: np.ndarray | None = None
+    apart: int | None = None
     divergence: np.ndarray | None = None
     distance: np.ndarray | None = None
     attack: np.ndarray | None = None
@@ -88,6 +92,7 @@ class Scan:
             "recognised": numbers(self.recognised),
             "ratio_name": self.ratio_name,
             "ratio": numbers(self.ratio),
+            "apart": self.apart,
             "divergence": numbers(self.divergence),
             "original_divergence": self.original_divergence,
             "distance": numbers(self.distance),
@@ -98,19 +103,28 @@ class Scan:
         }
 
     def figure(self) -> Figure:
-        """γ or δ, the parameter distance, and the accuracies against ε, as the paper's Figures 2 to 4."""
+        """γ or δ, the KL, the parameter distance, and the accuracies against ε, as the paper's Figures 2 to 4."""
         from ssse.figures import scan_figure
 
         return scan_figure(self)
 
+    def __repr__(self) -> str:
+        """The curve in a line; its numbers are in the attributes, and in `to_dict()`."""
+        seen = ", ".join(f"{SPLITS[split]} ({count})" for split, count in self.counts.items())
+        parts = [f"{len(self.scales)} ε from {self.scales[0]:.3g} to {self.scales[-1]:.3g}", f"samples of {seen}"]
+        if self.ratio is not None and np.isfinite(self.ratio).any():
+            at = int(np.nanargmin(self.ratio) if self.ratio_name == "δ" else np.nanargmax(self.ratio))
+            parts.append(f"best {self.ratio_name} {self.ratio[at]:.3f} at ε = {self.scales[at]:.3g}")
+        return f"Scan({'; '.join(parts)})"
+
 
 def scan(
     model: nn.Module,
-    direction: Tensor,
+    direction: Tensor | np.ndarray | Sequence[float],
     loss_fn: LossLike,
     splits: Splits,
     *,
-    scales: Iterable[float] = DEFAULT_SCALES,
+    scales: float | Iterable[float] = DEFAULT_SCALES,
     retrained: Model | None = None,
     parameters: ParameterChoice = "all",
     progress: bool = True,
@@ -119,7 +133,7 @@ def scan(
 
     Args:
         model: at ε = 0. direction: the step at ε = 1, flat: `erasure.direction`, or that of a baseline.
-        splits: as in `ssse.evaluate`. scales: the values of ε, positive, rising.
+        splits: as in `ssse.evaluate`. scales: the values of ε, positive, rising; or one.
         retrained: to compare with: gives γ or δ, the parameter distance and the accuracy gaps.
         parameters: those that the direction is of: `curvature.layout.names`.
     """
@@ -133,7 +147,7 @@ def scan(
     forgotten, held = seen.get("forgotten"), next((seen[s] for s in HELD_OUT if s in seen), None)
     first = next(iter(seen.values()))
     compared = forgotten if retrained is not None else None
-    attack = start = far = None
+    attack = start = far = ratio = apart = None
     if forgotten is not None and held is not None:
         assert forgotten.phi is not None
         assert held.phi is not None
@@ -141,6 +155,7 @@ def scan(
         attack = np.array([_auc(s, h) for s, h in zip(forgotten.phi[1:], held.phi[1:], strict=True)])
     if compared is not None:
         far = compared.divergences()
+        ratio, apart = compared.ratios()
     return Scan(
         scales=grid[1:],
         accuracy={split: found.accuracy[1:] for split, found in seen.items()},
@@ -148,7 +163,8 @@ def scan(
         chance=1 / first.outputs if first.task == "classes" else 0.5,
         ratio_name="δ" if first.task == "classes" else "γ",
         recognised=None if forgotten is None else forgotten.recognised(),
-        ratio=None if compared is None else compared.ratios(),
+        ratio=ratio,
+        apart=apart,
         divergence=None if far is None else far[1:],
         distance=_distances(model, line, grid[1:], retrained),
         attack=attack,
@@ -160,9 +176,19 @@ def scan(
     )
 
 
-def check_scales(scales: Iterable[float]) -> np.ndarray:
+def as_numbers(values: float | Iterable[float], name: str) -> np.ndarray:
+    """Several numbers, or one."""
+    if isinstance(values, (Real, np.ndarray, Tensor)) and np.ndim(values) == 0:  # type: ignore[arg-type]
+        return np.array([float(values)])  # type: ignore[arg-type]
+    try:
+        return np.asarray(list(values), dtype=np.float64)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise InvalidSetting(f"{name} must be a number or several, for instance [0.1, 1.0]; got {values!r}.") from error
+
+
+def check_scales(scales: float | Iterable[float]) -> np.ndarray:
     """0, the original model, and then the user's values."""
-    grid = np.asarray(list(scales), dtype=np.float64)
+    grid = as_numbers(scales, "scales")
     if grid.ndim != 1 or not len(grid) or not np.isfinite(grid).all() or grid.min() <= 0 or (np.diff(grid) <= 0).any():
         raise InvalidSetting("scales must be positive, finite and rising, for instance numpy.geomspace(0.1, 10, 50).")
     return np.concatenate([[0.0], grid])
@@ -188,6 +214,8 @@ class _Look:
         assert self.logits is not None
         assert self.labels is not None
         common = self.labels.min(0) == 1
+        if self.outputs == 1 and self.labels.max() == 0:  # a single logit: 0 is a class of its own
+            return np.array([(z <= 0).mean() if _finite(z) else np.nan for z in self.logits[1:]])
         if not common.any():
             return None
         return np.array([(z[:, common] > 0).mean() if _finite(z) else np.nan for z in self.logits[1:]])
@@ -199,14 +227,14 @@ class _Look:
         each = [divergence(log_probabilities(z, self.task), goal).mean() if _finite(z) else np.nan for z in self.logits]
         return np.array(each)
 
-    def ratios(self) -> np.ndarray | None:
-        """γ or δ at every ε but 0, the original's and the retrained model's part computed once."""
+    def ratios(self) -> tuple[np.ndarray | None, int | None]:
+        """γ or δ at every ε but 0, the original's and the retrained model's part computed once; and `Scan.apart`."""
         assert self.logits is not None
         assert self.goal is not None
         assert self.labels is not None
         varied = self.labels.min(0) != self.labels.max(0)  # attributes that have an AUC on S
         if self.task == "attributes" and not varied.any():
-            return None
+            return None, None
         of = confusions if self.task == "classes" else lambda z, y, name: attribute_auc(z, y, name).values
         start, goal = of(self.logits[0], self.labels, "model"), of(self.goal, self.labels, "retrained")
         found = np.full(len(self.logits) - 1, np.nan)
@@ -215,7 +243,7 @@ class _Look:
                 value = of(z, self.labels, "model")
                 away, left = float(np.abs(value - start).sum()), float(np.abs(value - goal).sum())
                 found[i] = share(left, away) if self.task == "classes" else share(away, left)
-        return found
+        return found, round(np.abs(start - goal).sum() / 2) if self.task == "classes" else None
 
 
 def _look(
@@ -270,12 +298,12 @@ def _distances(model: nn.Module, line: Line, grid: np.ndarray, retrained: Model 
     """‖θ(ε) − θ₋S‖ / (‖θ(ε) − θ*‖ + ‖θ(ε) − θ₋S‖) over all parameters, by three inner products."""
     if not isinstance(retrained, nn.Module) or not same_parameters(model, retrained):
         return None
-    goal = dict(retrained.named_parameters())
+    pairs = list(zip(model.named_parameters(), retrained.parameters(), strict=True))  # by place: names may differ
     squared = sum(
-        float((p.detach().double().cpu() - goal[name].detach().double().cpu()).square().sum())
-        for name, p in model.named_parameters()
+        float((p.detach().double().cpu() - goal.detach().double().cpu()).square().sum()) for (_, p), goal in pairs
     )
-    part = {name: goal[name].detach().to(line.theta.device).double() for name in line.problem.layout.names}
+    chosen = set(line.problem.layout.names)
+    part = {name: goal.detach().to(line.theta.device).double() for (name, _), goal in pairs if name in chosen}
     apart = line.theta.double() - line.problem.layout.flatten(part)
     step = line.direction.double()
     cross, length = float(apart @ step), float(step @ step)

@@ -23,6 +23,8 @@ Chosen = Tensor | Sequence[int] | Sequence[bool]
 
 
 def check_splits(splits: Splits) -> None:
+    if not isinstance(splits, Mapping):
+        raise InvalidData(f"splits is a mapping from names to batches, not a {type(splits).__name__}.")
     if not splits:
         raise InvalidData(f"There are no splits to look at; name some of {', '.join(SPLITS)}.")
     for name in splits:
@@ -63,7 +65,11 @@ def four_splits(
 
 
 def _places(chosen: Chosen, dataset: Dataset[Any], name: str) -> list[int]:
-    size, given = _size(dataset, name), torch.as_tensor(chosen)
+    size = _size(dataset, name)
+    try:
+        given = torch.as_tensor(sorted(chosen) if isinstance(chosen, (set, frozenset, range)) else chosen)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidData(f"{name}: places are whole numbers, or a mask; got a {type(chosen).__name__}.") from error
     if given.dtype == torch.bool:
         if given.shape != (size,):
             raise InvalidData(f"{name}: the mask has shape {tuple(given.shape)}, the data set {size} samples.")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
@@ -46,6 +48,7 @@ class Cell:
     value: float | None
     spread: float | None = None
     note: str = ""
+    detail: dict[str, float] = field(default_factory=dict)  # of an audit: p-value, interval, how many passed
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ class Evaluation:
         models: in the order given. counts: samples of each split. measures: the rows. cells: by measure, then model.
         floors: what the same measures are between retrained models of different seeds; empty if there is one only. Each
             of R is held against the average of the R − 1 others; every other model against all such averages in turn,
-            so that a model like the retrained ones is at the floor, not below it.
+            so that a model like the retrained ones is at the floor, not below it. floor_spreads: their standard
+            deviation over which one of the retrained models it is.
         flags: what somebody who reads these numbers must know.
     """
 
@@ -69,11 +73,16 @@ class Evaluation:
     measures: tuple[Measure, ...]
     cells: dict[str, dict[str, Cell]]
     floors: dict[str, float] = field(default_factory=dict)
+    floor_spreads: dict[str, float] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
 
     def __getitem__(self, place: tuple[str, str]) -> float | None:
         """The value of (model, measure); None where it has no meaning."""
-        model, key = place if isinstance(place, tuple) and len(place) == 2 else (place, None)
+        if not (isinstance(place, tuple) and len(place) == 2):
+            raise KeyError(
+                f"Ask for evaluation[model, measure], for instance evaluation['{self.models[0]}', 'mean_gap']."
+            )
+        model, key = place
         if key not in self.cells or model not in self.models:
             known = ", ".join(self.cells)
             raise KeyError(f"No measure '{key}' of model '{model}'; models: {self.models}; measures: {known}.")
@@ -88,6 +97,7 @@ class Evaluation:
             "measures": [asdict(measure) for measure in self.measures],
             "values": {key: {name: asdict(cell) for name, cell in row.items()} for key, row in self.cells.items()},
             "noise_floor": self.floors,
+            "noise_floor_spread": self.floor_spreads,
             "flags": list(self.flags),
         }
 
@@ -112,32 +122,61 @@ class Evaluation:
 
         return evaluation_figure(self)
 
-    def __rich__(self) -> Table:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """As many models beside each other as the terminal has room for, then the others below; then the notes."""
+        rest = list(self.models)
+        while rest:
+            count = len(rest)
+            while count > 1 and self._least_width(rest[:count]) > options.max_width:
+                count -= 1
+            yield self._table(rest[:count])
+            rest = rest[count:]
+        if self.flags:
+            notes = Table.grid(padding=(0, 1))
+            for flag in self.flags:
+                notes.add_row("  note:", escape(flag))
+            yield notes
+
+    def _table(self, models: Sequence[str]) -> Table:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        table.add_column("", overflow="fold")
-        for name in self.models:
-            many = self.seeds[name]
-            table.add_column(escape(f"{name} (×{many})" if many > 1 else f"{name}"), justify="right", overflow="fold")
-        if self.floors:
-            table.add_column(FLOOR, justify="right", style="dim")
+        table.add_column("", no_wrap=True)
+        columns = self._columns(models)
+        for title, texts in columns:
+            style = "dim" if title == FLOOR else None
+            table.add_column(escape(title), justify="right", style=style, min_width=_least(title, texts))
         group = None
-        for measure in self.measures:
+        for i, measure in enumerate(self.measures):
             if measure.group != group:
                 group = measure.group
                 table.add_row(f"[bold]{escape(group)}[/]")
-            row = [self._text(measure, self.cells[measure.key].get(name)) for name in self.models]
-            if self.floors:
-                floor = self.floors.get(measure.key)
-                row.append("" if floor is None else _number(floor, measure.digits))
-            table.add_row(f"  {escape(measure.title)}", *map(escape, row))
+            table.add_row(f"  {escape(measure.title)}", *(escape(texts[i]) for _, texts in columns))
         return table
+
+    def _columns(self, models: Sequence[str]) -> list[tuple[str, list[str]]]:
+        """Title and cells of each, the noise floor last."""
+        columns = []
+        for name in models:
+            title = f"{name} (×{self.seeds[name]})" if self.seeds[name] > 1 else f"{name}"
+            columns.append((title, [self._text(m, self.cells[m.key].get(name)) for m in self.measures]))
+        if self.floors:
+            columns.append((FLOOR, [self._floor_text(measure) for measure in self.measures]))
+        return columns
+
+    def _least_width(self, models: Sequence[str]) -> int:
+        """Labels, columns with two spaces before each, and the edges of the box."""
+        labels = [2 + len(m.title) for m in self.measures] + [len(m.group) for m in self.measures]
+        return 2 + max(labels) + sum(2 + _least(title, texts) for title, texts in self._columns(models))
+
+    def _floor_text(self, measure: Measure) -> str:
+        floor = self.floors.get(measure.key)
+        return "" if floor is None else self._text(measure, Cell(floor, self.floor_spreads.get(measure.key)))
 
     def _text(self, measure: Measure, cell: Cell | None) -> str:
         if cell is None or cell.value is None:
             return f"– {cell.note}" if cell is not None and cell.note else "–"
         text = _number(cell.value, measure.digits)
         if cell.spread is not None:
-            text += f" ± {_number(cell.spread, measure.digits)}"
+            text += f" ± {cell.spread:.1e}" if "e" in text else f" ± {cell.spread:.{measure.digits}f}"
         return f"{text} {cell.note}" if cell.note else text
 
     def __str__(self) -> str:
@@ -145,11 +184,20 @@ class Evaluation:
         # also where a terminal or a notebook is looking, for it may be on its way to a file.
         text = io.StringIO()
         console = Console(file=text, width=10_000, color_system=None, force_terminal=False, force_jupyter=False)
-        console.width = max(100, Measurement.get(console, console.options, self.__rich__()).maximum)
+        console.width = max(100, Measurement.get(console, console.options, self._table(self.models)).maximum)
         console.print(self, highlight=False)
-        for flag in self.flags:
-            console.print(f"  note: {flag}", markup=False, highlight=False)
         return text.getvalue()
+
+    def __repr__(self) -> str:
+        return f"Evaluation({len(self.models)} models × {len(self.measures)} measures; print it)"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def _least(title: str, texts: Sequence[str]) -> int:
+    """Titles break at spaces, numbers not at all."""
+    return max(len(part) for part in (*title.split(), *texts))
 
 
 def _number(value: float, digits: int) -> str:
