@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -178,10 +177,11 @@ def scan(
 
 def as_numbers(values: float | Iterable[float], name: str) -> np.ndarray:
     """Several numbers, or one."""
-    if isinstance(values, (Real, np.ndarray, Tensor)) and np.ndim(values) == 0:  # type: ignore[arg-type]
-        return np.array([float(values)])  # type: ignore[arg-type]
     try:
-        return np.asarray(list(values), dtype=np.float64)  # type: ignore[arg-type]
+        if values is None:
+            raise TypeError("None would be read as NaN")
+        listed = list(values) if isinstance(values, Iterator) else values
+        return np.atleast_1d(np.asarray(listed, dtype=np.float64))
     except (TypeError, ValueError) as error:
         raise InvalidSetting(f"{name} must be a number or several, for instance [0.1, 1.0]; got {values!r}.") from error
 
