@@ -131,3 +131,16 @@ def test_u_lira_ignores_the_order_of_samples(order, seed):
     erased, retrained = generator.normal(0.5, 1, (8, 6)), generator.normal(0, 1, (10, 6))
     one, other = u_lira(erased, retrained), u_lira(erased[:, order], retrained[:, order])
     assert (one.accuracy, one.low, one.high) == pytest.approx((other.accuracy, other.low, other.high))
+
+
+def test_leaving_one_out_would_be_overconfident():
+    """Why the models are halved: fits that share their shadows give intervals that cover far less than they claim."""
+    generator, models, samples, rounds, covered = np.random.default_rng(0), 16, 10, 400, 0
+    for _ in range(rounds):
+        sides = generator.normal(size=(2, models, samples)) + 0.5 * generator.normal(size=(2, models, 1))
+        rest = (models * sides.mean(1, keepdims=True) - sides) / (models - 1)  # means without each model in turn
+        nearer = np.abs(sides - rest) < np.abs(sides - rest[::-1])
+        scores = nearer.mean((0, 2))
+        margin = stats.t.ppf(0.975, models - 1) * scores.std(ddof=1) / math.sqrt(models)
+        covered += abs(scores.mean() - 0.5) <= margin
+    assert covered < 0.9 * rounds
