@@ -13,6 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from ssse.errors import InvalidData
 from tests.evaluating import (
     CASES,
     OUTPUTS,
@@ -142,8 +143,16 @@ def test_any_dtype_is_measured_in_double(dtype):
 
 def test_models_of_two_dtypes_are_told_apart_by_name():
     models = {**family(), "single": model(3, torch.float32)}
-    with pytest.raises(RuntimeError, match=r"(?s)same dtype.*This came from the model 'single'"):
+    with pytest.raises(InvalidData, match=r"'single' has parameters of torch.float32 .* torch.float64; cast one of"):
         evaluate(models, CASES["classes"].splits)
+
+
+def test_what_a_model_raises_is_passed_on_with_its_name():
+    def broken(x: Tensor) -> Tensor:
+        raise ZeroDivisionError("its own")
+
+    with pytest.raises(ZeroDivisionError, match=r"(?s)its own.*This came from the model 'broken'"):
+        evaluate({**family(), "broken": broken}, CASES["classes"].splits)
 
 
 def test_nothing_is_changed():

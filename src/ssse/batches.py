@@ -51,6 +51,23 @@ def slice_batch(x: Inputs, part: slice) -> Inputs:
     return {key: value[part] for key, value in x.items()} if isinstance(x, dict) else x[part]
 
 
+def take_samples(batch: Batch, index: Tensor) -> Batch:
+    """The samples of a batch whose places are in `index`, in that order."""
+    x, y = batch
+    return ({key: value[index] for key, value in x.items()} if isinstance(x, dict) else x[index]), y[index]
+
+
+def shuffled(samples: Batch, size: int, seed: int) -> Iterator[Batch]:
+    """Mini-batches, endlessly: every sample once a pass, in an order drawn on the CPU, the same on every device.
+
+    The last batch of a pass may be smaller.
+    """
+    generator, device = torch.Generator().manual_seed(seed), samples[1].device
+    while True:
+        for part in torch.randperm(len(samples[1]), generator=generator).split(size):
+            yield take_samples(samples, part.to(device))
+
+
 def join_batches(parts: list[Batch]) -> Batch:
     if len(parts) == 1:
         return parts[0]

@@ -18,13 +18,13 @@ import torch
 from scipy.optimize import brentq
 from torch import nn
 
-from ssse.batches import Batch, check_repeatable, count_samples, read_batch, regroup
+from ssse.batches import Batch, check_repeatable, count_samples, read_batch, regroup, take_samples
 from ssse.curvature.artefact import Curvature
 from ssse.errors import InvalidData, Undecided
 from ssse.line import Line
 from ssse.losses import LossLike
 from ssse.problem import Problem
-from ssse.retained import count_digests, drop_forgotten, take_samples
+from ssse.retained import count_digests, drop_forgotten
 
 SAMPLE = 4096  # samples that are looked at
 FAR = 64.0  # how many times further than the quadratic model says, or than 1, a minimum is looked for

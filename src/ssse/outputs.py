@@ -50,9 +50,22 @@ def logits_of(model: Model, x: Inputs, name: str) -> np.ndarray:
             x = {k: v.to(parameter.device) for k, v in x.items()} if isinstance(x, dict) else x.to(parameter.device)
         args, kwargs = arguments(x)
         return as_logits(tensor_output(model(*args, **kwargs)), name)
-    except Exception as error:
-        error.add_note(f"This came from the model '{name}'.")  # of many, perhaps
+    except Exception as error:  # whatever it is, it is passed on: with the name of the model, one of many perhaps
+        _refuse_other_dtype(model, x, name, error)
+        error.add_note(f"This came from the model '{name}'.")
         raise
+
+
+def _refuse_other_dtype(model: Model, x: Inputs, name: str, error: Exception) -> None:
+    """The usual reason for a module to fail on good data, in words."""
+    tensors = list(x.values()) if isinstance(x, dict) else [x]
+    given = {str(value.dtype) for value in tensors if value.is_floating_point()}
+    wanted = {str(p.dtype) for p in model.parameters()} if isinstance(model, nn.Module) else given
+    if isinstance(error, RuntimeError) and "dtype" in str(error) and given != wanted:
+        raise InvalidData(
+            f"'{name}' has parameters of {', '.join(sorted(wanted))} and the inputs are {', '.join(sorted(given))}; "
+            "cast one of them, for instance model.to(x.dtype)."
+        ) from error
 
 
 def watch(models: Mapping[str, Model], data: Iterable[Any], split: str, progress: bool) -> Iterator[Seen]:

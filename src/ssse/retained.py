@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ssse.batches import Batch, check_repeatable, read_batch, regroup
+from ssse.batches import Batch, check_repeatable, read_batch, regroup, take_samples
 from ssse.errors import InvalidData
 from ssse.sampling import digest_samples
 
@@ -65,12 +64,6 @@ def drop_forgotten(data: Iterable[Any], wanted: Counter[int], device: torch.devi
         if keep:
             whole = len(keep) == len(read[1])
             yield read if whole else take_samples(read, torch.tensor(keep, device=device))
-
-
-def take_samples(batch: Batch, index: Tensor) -> Batch:
-    """The samples of a batch whose places are in `index`, in that order."""
-    x, y = batch
-    return ({key: value[index] for key, value in x.items()} if isinstance(x, dict) else x[index]), y[index]
 
 
 def _digests(batch: Batch) -> list[int]:

@@ -88,4 +88,4 @@ def _others(places: list[int], dataset: Dataset[Any]) -> list[int]:
 def _size(dataset: Dataset[Any], name: str) -> int:
     if not hasattr(dataset, "__len__"):
         raise InvalidData(f"{name}: a data set that can be indexed and has a length is needed.")
-    return len(dataset)  # type: ignore[arg-type]
+    return len(dataset)  # type: ignore[arg-type]  # torch's Dataset does not declare the length that most have

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
 
 from ssse.baselines.update import Updated, check_positive, check_whole, decay_of, read_request
-from ssse.batches import Batch, join_batches
+from ssse.batches import join_batches, shuffled
 from ssse.curvature.artefact import Curvature
 from ssse.errors import InvalidSetting
 from ssse.losses import LossLike
 from ssse.problem import ParameterChoice
 from ssse.progress import track
-from ssse.retained import take_samples
 
 REFERENCE = "Golatkar et al. 2020, 'Eternal Sunshine of the Spotless Net' (the fine-tuning baseline)"
 
@@ -69,7 +69,8 @@ def fine_tuning(
     leaves = {name: value.clone().requires_grad_() for name, value in problem.parameters().items()}
     inputs = list(leaves.values())
     optimiser = torch.optim.SGD(inputs, lr=learning_rate, momentum=momentum, weight_decay=decay)
-    batches = track(_shuffled(whole, epochs, batch_size, seed), epochs * count, "fine-tuning", progress)
+    steps = epochs * math.ceil(count / batch_size)
+    batches = track(islice(shuffled(whole, batch_size, seed), steps), epochs * count, "fine-tuning", progress)
     first = last = math.nan
     step = 0
     for step, (x, y) in enumerate(batches, start=1):
@@ -88,12 +89,3 @@ def fine_tuning(
     theta = problem.layout.flatten({name: value.detach() for name, value in leaves.items()})
     note = f"{step} steps over {count} samples; loss of a mini-batch {first:.4g} in the first, {last:.4g} in the last"
     return request.answer(theta, "fine_tuning", REFERENCE, notes=(note,))
-
-
-def _shuffled(whole: Batch, epochs: int, size: int, seed: int) -> Iterator[Batch]:
-    """Every sample once an epoch, in an order drawn on the CPU: the same on every device."""
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(epochs):
-        order = torch.randperm(len(whole[1]), generator=generator)
-        for part in order.split(size):
-            yield take_samples(whole, part.to(whole[1].device))

@@ -125,7 +125,7 @@ def _solve(
         return image
 
     size, b = problem.layout.dim, right.double().cpu().numpy()
-    operator = LinearOperator((size, size), matvec=checked, dtype=np.float64)  # type: ignore[call-arg]
+    operator = LinearOperator((size, size), matvec=checked, dtype=np.float64)  # type: ignore[call-arg]  # not typed
     x, _ = cg(operator, b, rtol=tolerance, atol=0.0, maxiter=limit)
     # The true residual: the one of the recursion drifts from it.
     residual = float(np.linalg.norm(b - product(x)) / max(float(np.linalg.norm(b)), np.finfo(np.float64).tiny))

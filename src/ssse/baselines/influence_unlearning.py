@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from ssse.baselines.update import Updated, check_positive, check_whole, gradient_sum, read_request
-from ssse.batches import Batch, join_batches, regroup
+from ssse.batches import Batch, join_batches, regroup, take_samples
 from ssse.curvature.artefact import Curvature
 from ssse.curvature.lowrank import LowRankBuilder
 from ssse.curvature.planning import human_bytes, memory_budget
 from ssse.errors import DoesNotFit
 from ssse.losses import LossLike
 from ssse.problem import ParameterChoice, Problem
-from ssse.retained import take_samples
 from ssse.sampling import RowKind, measure_held
 
 REFERENCE = (

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ssse.batches import Batch, Inputs, join_batches, read_batch, regroup
+from ssse.batches import Batch, join_batches, read_batch, regroup, shuffled
 from ssse.errors import InvalidData, InvalidModel, InvalidSetting
 from ssse.losses import LossLike
 from ssse.metrics.scores import Flagged
@@ -73,7 +73,7 @@ def relearn_time(
     problem.probe(parts[0])
     for _, y in parts:
         problem.check_labels(y)
-    order = None if batch_size is None else _mini_batches(join_batches(parts), batch_size, seed)
+    order = None if batch_size is None else shuffled(join_batches(parts), batch_size, seed)
     theta = {name: value.clone().requires_grad_() for name, value in problem.parameters().items()}
     losses = [_mean_loss(problem, theta, parts, with_gradient=order is None)]
     if not math.isfinite(losses[0]):
@@ -154,17 +154,3 @@ def _descend(theta: dict[str, Tensor], learning_rate: float) -> None:
         if value.grad is not None:  # a parameter that the output does not use
             value -= learning_rate * value.grad
             value.grad = None
-
-
-def _mini_batches(samples: Batch, size: int, seed: int) -> Iterator[Batch]:
-    """Endless passes over S, each in a new random order; the last batch of a pass may be smaller."""
-    x, y = samples
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        for index in torch.randperm(len(y), generator=generator).split(size):
-            index = index.to(y.device)
-            yield _take(x, index), y[index]
-
-
-def _take(x: Inputs, index: Tensor) -> Inputs:
-    return {key: value[index] for key, value in x.items()} if isinstance(x, dict) else x[index]
