@@ -24,6 +24,7 @@ from cifar import DECAY, EPOCHS, TRAIN, Clock, accuracy, find, load, train
 from record import Report, run_alone
 from resnet import ResNet20
 from ssse.curvature import fit as fit_module
+from ssse.partition import Block
 from ssse.problem import Problem
 from ssse.sampling import RowKind, measure_held
 
@@ -54,9 +55,9 @@ def timed_fit(model: ResNet20, data: list[tuple[Tensor, Tensor]]) -> tuple[ssse.
     clock = Clock()
     build = fit_module.LowRankBuilder.kernel
 
-    def timed_kernel(builder: fit_module.LowRankBuilder) -> Tensor:
+    def timed_kernel(builder: fit_module.LowRankBuilder, block: Block | None = None) -> Tensor:
         clock.mark("rows and their tiles")
-        square = build(builder)
+        square = build(builder, block)
         clock.mark("kernel")
         return square
 

@@ -277,6 +277,7 @@ def test_caution_when_conjugate_gradients_stop_early():
         ({"structure": "diagonal", "blocks": "auto"}, "keeps only a part of the curvature"),
         ({"structure": "lowrank", "blocks": "auto", "rank": 5}, "keeps only a part of the curvature"),
         ({"blocks": "output"}, "between its 3 blocks is left out"),
+        ({"structure": "lowrank", "blocks": "output"}, "between its 3 blocks is left out"),
         ({"damping": 1e-6}, "is not the weight decay"),
         ({"damping": 1.0}, "is not the weight decay"),
         ({"weight_decay": 0.0}, "curvature that the training did not have"),

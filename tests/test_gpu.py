@@ -20,6 +20,7 @@ WAYS = [
     {"structure": "dense", "blocks": "one"},
     {"structure": "dense", "blocks": 7},
     {"structure": "lowrank"},
+    {"structure": "lowrank", "blocks": 7},
     {"structure": "lowrank", "rank": 10},
     {"structure": "matrix_free", "tolerance": 1e-12},
     {"structure": "diagonal"},

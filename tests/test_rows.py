@@ -10,7 +10,7 @@ from torch import nn
 from ssse.batches import regroup
 from ssse.errors import InvalidSetting
 from ssse.jacobian import NetworkRows
-from ssse.partition import make_blocks
+from ssse.partition import Block, LinearShape, make_blocks
 from ssse.problem import ParameterChoice, Problem
 from ssse.rows import ExplicitRows, HeldRows, LinearRows, StackedRows
 from ssse.sampling import RowKind, measure, measure_held, uniforms_of_samples
@@ -92,6 +92,41 @@ def test_linear_rows_never_formed_equal_explicit_rows(sample, kind, spec):
         compact = held.restricted(block)
         assert len(compact) == held.count_on(block)
         torch.testing.assert_close((compact.T @ compact).tril(), wanted.tril())
+        columns, part = held.columns(block), block.take(explicit.matrix(), dim=1)
+        assert (columns.count, columns.dim) == part.shape
+        for shape in ((), (3,)):
+            v = torch.randn(block.size, *shape, generator=generator, dtype=torch.float64)
+            u = torch.randn(explicit.count, *shape, generator=generator, dtype=torch.float64)
+            for rows in (columns, explicit.columns(block), StackedRows([held]).columns(block)):
+                torch.testing.assert_close(rows.times(v), part @ v)
+                torch.testing.assert_close(rows.transposed_times(u), part.T @ u)
+        torch.testing.assert_close(columns.kernel(columns), part @ part.T)
+
+
+@pytest.mark.parametrize("spec", ["one", "parameter", "output", 4, 13])
+def test_columns_of_a_block_look_into_the_rows_and_do_not_copy_them(spec):
+    sample = problems.linear("cross_entropy")
+    problem = probed(sample)
+    held, _ = measure_held(problem, RowKind("expected"), (sample.x, sample.y))
+    assert isinstance(held, LinearRows)
+    explicit = ExplicitRows(held.matrix())
+    for rows in (held, explicit):
+        own = {tensor.untyped_storage().data_ptr() for tensor in rows.tensors().values()}
+        for block in make_blocks(problem.layout, spec, problem.linear):
+            slabs = StackedRows([rows]).columns(block).slabs
+            seen = [tensor for slab in slabs for tensor in slab.tensors().values()]
+            assert {tensor.untyped_storage().data_ptr() for tensor in seen} == own
+
+
+def test_whole_outputs_of_a_block_are_one_product():
+    shape = LinearShape(outputs=6, inputs=5, bias=True)
+    slabs = shape.slabs(Block("3:32", ((3, 32),)))
+    assert [(s.outputs, s.columns) for s in slabs] == [
+        (slice(0, 1), slice(3, 5)),
+        (slice(1, 6), slice(0, 5)),
+        (slice(0, 2), slice(5, 6)),
+    ]
+    assert [s.shape.outputs * s.shape.inputs for s in slabs] == [2, 25, 2]
 
 
 def test_restricting_to_one_output_leaves_one_row_a_sample():

@@ -25,7 +25,13 @@ from ssse.fingerprint import digest_tensor
 from tests import problems
 from tests.refusals import fit, refused, snapshot
 
-STRUCTURES = [("dense", {"blocks": "output"}), ("lowrank", {}), ("lowrank", {"rank": 4}), ("diagonal", {})]
+STRUCTURES = [
+    ("dense", {"blocks": "output"}),
+    ("lowrank", {}),
+    ("lowrank", {"blocks": 7}),
+    ("lowrank", {"rank": 4}),
+    ("diagonal", {}),
+]
 every_structure = pytest.mark.parametrize(("structure", "options"), STRUCTURES)
 
 

@@ -46,6 +46,8 @@ EXACT = [
     Way("dense", {"blocks": "parameter"}),
     Way("dense", {"blocks": 7}),
     Way("lowrank"),
+    Way("lowrank", {"blocks": "parameter"}),
+    Way("lowrank", {"blocks": 7}),
     Way("recurrence", {"blocks": "one"}),
     Way("recurrence", {"blocks": 7}),
     Way("matrix_free", {"tolerance": 1e-14}),
@@ -283,7 +285,7 @@ def test_matrix_free_after_removal_wants_the_data_that_remains():
     assert second.diagnostics.k == 2
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     n=st.integers(3, 25),
     p=st.integers(1, 6),
@@ -292,11 +294,12 @@ def test_matrix_free_after_removal_wants_the_data_that_remains():
     bias=st.booleans(),
     kind=st.sampled_from(KINDS),
     blocks=st.one_of(st.sampled_from(["one", "parameter", "output"]), st.integers(1, 9)),
+    structure=st.sampled_from(["dense", "lowrank"]),
     seed=st.integers(0, 1000),
 )
-def test_dense_blocks_of_any_linear_model(n, p, c, loss, bias, kind, blocks, seed):
+def test_blocks_of_any_linear_model(n, p, c, loss, bias, kind, blocks, structure, seed):
     sample = problems.linear(loss, bias, n, p, c, seed)
-    curvature = Way("dense", {"blocks": blocks}).fit(sample, kind)
+    curvature = Way(structure, {"blocks": blocks}).fit(sample, kind)
     full = dense.gram(explicit_rows(sample, curvature), n, DAMPING)
     groups = [[i for a, b in block.ranges for i in range(a, b)] for block in curvature.structure.blocks]  # type: ignore[attr-defined]
     assert sorted(i for group in groups for i in group) == list(range(len(full)))

@@ -11,6 +11,7 @@ from torch import nn
 from ssse.curvature.artefact import Curvature
 from ssse.curvature.dense import Dense
 from ssse.curvature.diagonal import Diagonal
+from ssse.curvature.lowrank import LowRank
 from ssse.curvature.matrix_free import MatrixFree
 from ssse.curvature.structure import LeftOut
 from ssse.curvature.truncated import Truncated
@@ -141,7 +142,7 @@ def doubts(found: Diagnostics, curvature: Curvature) -> list[str]:
     structure = curvature.structure
     coupled = curvature.linear is not None and curvature.linear.outputs > 1 and curvature.loss not in UNCOUPLED
     whole = 1 if coupled or curvature.linear is None else curvature.linear.outputs
-    if isinstance(structure, Dense) and len(structure.blocks) > whole:
+    if isinstance(structure, (Dense, LowRank)) and len(structure.blocks) > whole:
         reasons.append(f"The curvature between its {len(structure.blocks)} blocks is left out.")
     if isinstance(structure, (Diagonal, Truncated)):
         reasons.append(f"Structure '{structure.kind}' keeps only a part of the curvature.")

@@ -68,6 +68,53 @@ class LinearShape:
     inputs: int
     bias: bool
 
+    def pieces(self, block: Block) -> list[Piece]:
+        """Cut the block's ranges where they cross from one output's parameters to the next."""
+        pieces, place = [], 0
+        p, weights = self.inputs, self.outputs * self.inputs
+        for start, stop in block.ranges:
+            while start < stop:
+                if start < weights:
+                    output, column = divmod(start, p)
+                    end = min(stop, (output + 1) * p)
+                else:
+                    output, column, end = start - weights, p, start + 1
+                width = end - start
+                pieces.append(Piece(output, slice(column, column + width), slice(place, place + width)))
+                start, place = end, place + width
+        return pieces
+
+    def slabs(self, block: Block) -> list[Slab]:
+        """The same with consecutive outputs of the same columns together, so that whole outputs are one product."""
+        slabs: list[Slab] = []
+        for piece in self.pieces(block):
+            first = piece.output
+            if slabs and slabs[-1].columns == piece.columns and slabs[-1].outputs.stop == piece.output:
+                first = slabs.pop().outputs.start
+            slabs.append(Slab(slice(first, piece.output + 1), piece.columns))
+        return slabs
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The part of a block that belongs to one output: its feature columns (the bias is the last), its place."""
+
+    output: int
+    columns: slice
+    place: slice
+
+
+@dataclass(frozen=True)
+class Slab:
+    """Consecutive outputs with the same feature columns: a linear layer of its own, without a bias."""
+
+    outputs: slice
+    columns: slice
+
+    @property
+    def shape(self) -> LinearShape:
+        return LinearShape(self.outputs.stop - self.outputs.start, self.columns.stop - self.columns.start, bias=False)
+
 
 BlockSpec = int | str
 

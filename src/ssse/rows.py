@@ -6,6 +6,7 @@ model); its rows are VJ. Ways to hold the rows R of a batch, one interface:
     ExplicitRows   the m×d matrix itself
     LinearRows     z = Wx + b, so a row is v ⊗ (x, 1): kept as x and v, the n×d rows never formed
     StackedRows    many of these, one below the other
+    SlabRows       some columns of these, without a copy
     NetworkRows    (jacobian.py) products with R and Rᵀ by automatic differentiation
 """
 
@@ -68,6 +69,14 @@ class HeldRows(Rows):
         """R R'ᵀ, shape (m, m')."""
 
     @abstractmethod
+    def slabs(self, block: Block) -> Sequence[HeldRows]:
+        """The block's columns of every row, side by side in the block's order; views, never copies."""
+
+    def columns(self, block: Block) -> SlabRows:
+        """The same as one: unlike `restricted`, the rows themselves, in their number and with their signs."""
+        return SlabRows(self.slabs(block))
+
+    @abstractmethod
     def squares(self) -> Tensor:
         """The diagonal of RᵀR, shape (d,)."""
 
@@ -109,6 +118,9 @@ class ExplicitRows(HeldRows):
 
     def kernel(self, other: HeldRows) -> Tensor:
         return self.values @ other.matrix().mT
+
+    def slabs(self, block: Block) -> Sequence[HeldRows]:
+        return [ExplicitRows(self.values[:, start:stop]) for start, stop in block.ranges]
 
     def squares(self) -> Tensor:
         return self.values.square().sum(0)
@@ -159,7 +171,7 @@ class LinearRows(HeldRows):
         return self._as_vector(layer.permute(1, 2, 0)).mT
 
     def restricted(self, block: Block) -> Tensor:
-        pieces = self._pieces(block)
+        pieces = self.shape.pieces(block)
         outputs = sorted({piece.output for piece in pieces})
         cores = self.cores[:, :, outputs]
         if len(outputs) == 1:
@@ -172,11 +184,11 @@ class LinearRows(HeldRows):
         return torch.cat(parts, dim=2).flatten(0, 1)
 
     def count_on(self, block: Block) -> int:
-        outputs = len({piece.output for piece in self._pieces(block)})
+        outputs = len({piece.output for piece in self.shape.pieces(block)})
         return len(self.cores) * min(self.cores.shape[1], outputs)
 
     def add_gram(self, out: Tensor, block: Block, sign: float = 1.0) -> None:
-        pieces = self._pieces(block)
+        pieces = self.shape.pieces(block)
         for i, left in enumerate(pieces):
             for right in pieces[: i + 1]:
                 weights = (self.cores[:, :, left.output] * self.cores[:, :, right.output]).sum(1)
@@ -201,6 +213,14 @@ class LinearRows(HeldRows):
         m, s, _ = other.cores.shape
         outer = (self.cores.reshape(n * r, c) @ other.cores.reshape(m * s, c).mT).view(n, r, m, s)
         return (outer * inner[:, None, :, None]).reshape(n * r, m * s)
+
+    def slabs(self, block: Block) -> Sequence[HeldRows]:
+        if block.ranges == ((0, self.dim),):
+            return [self]  # weights and biases in one product
+        return [
+            LinearRows(self.features[:, slab.columns], self.cores[:, :, slab.outputs], slab.shape)
+            for slab in self.shape.slabs(block)
+        ]
 
     def squares(self) -> Tensor:
         layer = self.cores.square().sum(1).mT @ self.features.square()
@@ -234,31 +254,6 @@ class LinearRows(HeldRows):
         c, p = self.shape.outputs, self.shape.inputs
         weight = layer[:, :p].reshape(c * p, -1)
         return torch.cat([weight, layer[:, p]]) if self.shape.bias else weight
-
-    def _pieces(self, block: Block) -> list[_Piece]:
-        """Cut the block's ranges where they cross from one output's parameters to the next."""
-        pieces, place = [], 0
-        p, weights = self.shape.inputs, self.shape.outputs * self.shape.inputs
-        for start, stop in block.ranges:
-            while start < stop:
-                if start < weights:
-                    output, column = divmod(start, p)
-                    end = min(stop, (output + 1) * p)
-                else:
-                    output, column, end = start - weights, p, start + 1
-                width = end - start
-                pieces.append(_Piece(output, slice(column, column + width), slice(place, place + width)))
-                start, place = end, place + width
-        return pieces
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """The part of a block that belongs to one output: its feature columns, its place in the block."""
-
-    output: int
-    columns: slice
-    place: slice
 
 
 @dataclass
@@ -298,6 +293,9 @@ class StackedRows(HeldRows):
     def kernel(self, other: HeldRows) -> Tensor:
         return torch.cat([part.kernel(other) for part in self.parts])
 
+    def slabs(self, block: Block) -> Sequence[HeldRows]:
+        return [StackedRows(slab) for slab in zip(*(part.slabs(block) for part in self.parts), strict=True)]
+
     def squares(self) -> Tensor:
         return torch.stack([part.squares() for part in self.parts]).sum(0)
 
@@ -315,6 +313,34 @@ class StackedRows(HeldRows):
 
     def tensors(self) -> dict[str, Tensor]:
         return {f"{i}.{name}": value for i, part in enumerate(self.parts) for name, value in part.tensors().items()}
+
+
+@dataclass
+class SlabRows(Rows):
+    """Some columns of held rows: slabs side by side, which look into the rows they are of."""
+
+    slabs: Sequence[HeldRows]
+
+    def __post_init__(self) -> None:
+        self.count = self.slabs[0].count
+        self.dim = sum(slab.dim for slab in self.slabs)
+
+    def times(self, v: Tensor) -> Tensor:
+        shares = v.split([slab.dim for slab in self.slabs])
+        total = self.slabs[0].times(shares[0])
+        for slab, share in zip(self.slabs[1:], shares[1:], strict=True):
+            total += slab.times(share)
+        return total
+
+    def transposed_times(self, u: Tensor) -> Tensor:
+        return torch.cat([slab.transposed_times(u) for slab in self.slabs])
+
+    def kernel(self, other: SlabRows) -> Tensor:
+        """R R'ᵀ over these columns alone, of rows that are cut in the same way."""
+        total = self.slabs[0].kernel(other.slabs[0])
+        for slab, others in zip(self.slabs[1:], other.slabs[1:], strict=True):
+            total += slab.kernel(others)
+        return total
 
 
 def add_lower_product(out: Tensor, left: Tensor, right: Tensor, sign: float = 1.0) -> None:

@@ -116,8 +116,9 @@ class Curvature:
             rows: "empirical" (the paper's), "expected" (the true Fisher), "sampled", or "auto".
             rows_per_batch: b > 1 joins b gradients to one row, the paper's mini-batch FIM.
             structure: "dense", "lowrank", "matrix_free", "diagonal", "recurrence", or "auto".
-            blocks: of `dense`: "one", "parameter", "output", an integer size, or "auto".
-            rank: truncates `lowrank` to its leading directions.
+            blocks: of `dense` and `lowrank`: "one", "parameter", "output", an integer size, or "auto". What lies
+                between blocks is left out. `lowrank` is the smaller one for blocks larger than the number of rows.
+            rank: truncates `lowrank`, without blocks, to its leading directions.
             parameters: "all", "head" (the last linear layer), or names. The rest of the model stays.
             dtype: of the curvature; the model's if not given.
             memory_budget: bytes, or a text like "8GiB"; 60 % of the free memory if not given.

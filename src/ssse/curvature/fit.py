@@ -196,7 +196,9 @@ def _make_builder(problem: Problem, plan: Plan, n: int | None, damping: float, s
     if plan.structure == "dense":
         return DenseBuilder(plan.blocks, plan.dtype, device)
     if plan.structure == "lowrank":
-        return TruncatedBuilder(plan.rank, plan.dtype) if plan.rank else LowRankBuilder(salt or b"", plan.dtype)
+        if plan.rank:
+            return TruncatedBuilder(plan.rank, plan.dtype)
+        return LowRankBuilder(salt or b"", plan.dtype, plan.blocks)
     if plan.structure == "diagonal":
         return DiagonalBuilder(dim, plan.dtype, device)
     if plan.structure == "recurrence" and n is not None:

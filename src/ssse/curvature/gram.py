@@ -37,8 +37,8 @@ class DampedGram:
         square.diagonal().copy_(diagonal)
         if int(info) != 0 or not bool(torch.isfinite(factor.diagonal()).all()):
             raise NotPositiveDefinite(
-                f"Block '{name}' ({len(square)} parameters, nλ = {ridge:.3g}, {square.dtype}) is not positive definite "
-                f"at pivot {int(info)}. Use a larger damping, or dtype=torch.float64."
+                f"Block '{name}' ({len(square)}×{len(square)}, nλ = {ridge:.3g}, {square.dtype}) is not positive "
+                f"definite at pivot {int(info)}. Use a larger damping, or dtype=torch.float64."
             )
         pivots = factor.diagonal().clone()
         factor /= pivots  # scale each column: L D → L

@@ -1,29 +1,37 @@
-"""The rows themselves, and the factor of their m×m kernel: exact whatever d is."""
+"""The rows themselves, and per block the factor of their m×m kernel: exact whatever the size of the block is."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from ssse.curvature.dual import Dual
 from ssse.curvature.gram import DampedGram
 from ssse.curvature.structure import Builder, LeftOut, Structure
-from ssse.errors import InvalidData, InvalidSetting, PrecisionLost
-from ssse.partition import LinearShape
+from ssse.errors import InvalidData, InvalidSetting
+from ssse.partition import Block, LinearShape
 from ssse.rows import HeldRows, StackedRows, join_rows, rows_from_tensors
 
 TILE_ROWS = 4096
-REFINABLE = 0.03  # a correction of this size squared is what remains of the error
 TILE_BYTES = {"cpu": 2**29, "cuda": 2**33}
 
 
-class LowRankBuilder(Builder):
-    """Keeps every row, in tiles large enough for fast products; RRᵀ is made at the end, its lower half."""
+def everything(dim: int) -> Block:
+    """The one block where none were asked for."""
+    return Block("rows", ((0, dim),))
 
-    def __init__(self, salt: bytes = b"", dtype: torch.dtype | None = None) -> None:
-        self.salt, self.dtype = salt, dtype
+
+class LowRankBuilder(Builder):
+    """Keeps every row, in tiles large enough for fast products; RRᵀ of every block is made at the end, its lower half.
+
+    Without `blocks`, one block over everything.
+    """
+
+    def __init__(self, salt: bytes = b"", dtype: torch.dtype | None = None, blocks: Sequence[Block] = ()) -> None:
+        self.salt, self.dtype, self.blocks = salt, dtype, tuple(blocks)
         self.parts: list[HeldRows] = []
         self.waiting: list[HeldRows] = []
 
@@ -40,71 +48,64 @@ class LowRankBuilder(Builder):
             self.parts.append(join_rows(self.waiting))
             self.waiting = []
 
-    def kernel(self) -> Tensor:
-        """RRᵀ on and below the diagonal."""
+    def kernel(self, block: Block | None = None) -> Tensor:
+        """RRᵀ on and below the diagonal, over the columns of one block, or over all."""
         self.close_tile()
-        count = sum(part.count for part in self.parts)
+        parts = [part.columns(block or everything(part.dim)) for part in self.parts]
+        count = sum(part.count for part in parts)
         sample = next(iter(self.parts[0].tensors().values()))
         square = torch.zeros(count, count, dtype=sample.dtype, device=sample.device)
         top = 0
-        for i, part in enumerate(self.parts):
+        for i, part in enumerate(parts):
             left = 0
-            for other in self.parts[: i + 1]:
+            for other in parts[: i + 1]:
                 square[top : top + part.count, left : left + other.count] = part.kernel(other)
                 left += other.count
             top += part.count
         return square
 
     def build(self, ridge: float) -> LowRank:
-        dual = DampedGram.factorise(self.kernel(), ridge, "rows")  # closes the last tile
-        return LowRank(StackedRows(self.parts), dual, ridge, self.salt)
+        self.close_tile()
+        blocks = self.blocks or (everything(self.parts[0].dim),)
+        grams = [DampedGram.factorise(self.kernel(block), ridge, block.name) for block in blocks]
+        return LowRank(StackedRows(self.parts), blocks, grams, ridge, self.salt)
 
 
 class LowRank(Structure):
-    """M⁻¹ = (I − Rᵀ(RRᵀ + ridge·I)⁻¹R) / ridge, the dual form.
+    """M, block-diagonal, in the dual form: the rows once, and for each block an m×m kernel of its columns.
 
     Rows are left out by leaving them out: those of S are found again among the stored ones by a keyed
     digest of their sample, so a sample that was never in the curvature is noticed with certainty.
-    With A = RRᵀ + ridge·I the leverages of S are exactly I − ridge·(A⁻¹)_SS.
     """
 
     kind = "lowrank"
 
-    def __init__(self, rows: StackedRows, dual: DampedGram, ridge: float, salt: bytes):
-        self.rows, self.dual, self.ridge, self.salt = rows, dual, ridge, salt
+    def __init__(
+        self, rows: StackedRows, blocks: Sequence[Block], grams: Sequence[DampedGram], ridge: float, salt: bytes
+    ):
+        self.rows, self.blocks, self.grams = rows, tuple(blocks), tuple(grams)
+        self.ridge, self.salt = ridge, salt
 
     def solve(self, v: Tensor) -> Tensor:
-        return self._refined(v, self._dual_solve, lambda x: self.rows.transposed_times(self.rows.times(x)))
+        out = torch.empty_like(v)
+        for block, dual in self._duals():
+            block.put(out, dual.solve(block.take(v)))
+        return out
 
     def leave_out(self, rows: HeldRows, v: Tensor) -> LeftOut:
         index, missing = self._find(rows)
         if missing:
             unknown = torch.full((1,), torch.nan)
-            return LeftOut(torch.full_like(v, torch.nan), unknown, torch.nan, "rows", missing=missing)
-        size, count = len(self.dual.square), len(index)
-        unit = torch.zeros(size, count, dtype=self.dual.square.dtype, device=self.dual.square.device)
-        unit[index, torch.arange(count, device=unit.device)] = 1
-        columns = self.dual.solve(unit)  # A⁻¹E_S
-        corner = columns[index]  # (A⁻¹)_SS
-        values = torch.linalg.eigvalsh(((corner + corner.mT) / 2).double())
-        leverages = (1 - self.ridge * values).clamp_max(1.0)
-        inner = torch.linalg.cholesky(corner.double())
-
-        def without(b: Tensor) -> Tensor:
-            """A₋S,₋S⁻¹ b by forcing the entries of S in A⁻¹b to zero."""
-            b = b.clone()
-            b[index] = 0
-            y = self.dual.solve(b[:, None])[:, 0]
-            y -= columns @ torch.cholesky_solve(y[index, None].double(), inner)[:, 0].to(y.dtype)
-            y[index] = 0
-            return y
-
-        def product(x: Tensor) -> Tensor:
-            u = self.rows.times(x)
-            u[index] = 0
-            return self.rows.transposed_times(u)
-
-        return LeftOut(self._refined(v, without, product), leverages, float(leverages.sum()), "rows")
+            return LeftOut(torch.full_like(v, torch.nan), unknown, torch.nan, self.blocks[0].name, missing=missing)
+        out = torch.empty_like(v)
+        worst, where, total = torch.zeros(1, dtype=torch.float64), "", 0.0
+        for block, dual in self._duals():
+            solution, leverages = dual.leave_out(index, block.take(v))
+            block.put(out, solution)
+            total += float(leverages.sum())
+            if not where or float(leverages[0]) > float(worst[0]):
+                worst, where = leverages, block.name
+        return LeftOut(out, worst, total, where)
 
     def remove(self, rows: Iterable[HeldRows]) -> LowRank:
         index, missing = self._find(StackedRows(list(rows)))
@@ -113,62 +114,63 @@ class LowRank(Structure):
         keep = torch.ones(self.rows.count, dtype=torch.bool, device=index.device)
         keep[index] = False
         kept = keep.nonzero()[:, 0]
-        square = self.dual.gram()[kept][:, kept]
-        dual = DampedGram.factorise(square, self.ridge, "rows")
-        return LowRank(self.rows.select(kept), dual, self.ridge, self.salt)
+        grams = [
+            DampedGram.factorise(gram.gram()[kept][:, kept], self.ridge, gram.name)  # no product is made again
+            for gram in self.grams
+        ]
+        return LowRank(self.rows.select(kept), self.blocks, grams, self.ridge, self.salt)
 
     def with_ridge(self, ridge: float) -> LowRank:
-        return LowRank(self.rows, self.dual.with_ridge(ridge), ridge, self.salt)
+        return LowRank(self.rows, self.blocks, [gram.with_ridge(ridge) for gram in self.grams], ridge, self.salt)
 
     def merged(self, other: LowRank, ridge: float) -> LowRank:
-        builder = LowRankBuilder(self.salt)
+        builder = LowRankBuilder(self.salt, blocks=self.blocks)
         builder.parts = [*self.rows.parts, *other.rows.parts]
         return builder.build(ridge)
 
     def solve_error(self, v: Tensor) -> tuple[float, str]:
-        return self.dual.solve_error(self.rows.times(v).to(self.dual.square.dtype)), "rows"
+        """The largest measured relative error of a kernel's solution over the blocks, and the block it is in."""
+        return max((dual.solve_error(block.take(v)), block.name) for block, dual in self._duals())
 
     def state(self) -> dict[str, Tensor]:
-        return {**self.rows.tensors(), "dual.square": self.dual.square, "dual.pivots": self.dual.pivots}
+        tensors = self.rows.tensors()
+        for name, gram in zip(_stored_names(len(self.grams)), self.grams, strict=True):
+            tensors[f"{name}.square"] = gram.square
+            tensors[f"{name}.pivots"] = gram.pivots
+        return tensors
 
     @classmethod
     def from_state(
         cls, state: dict[str, Tensor], settings: dict, ridge: float, shape: LinearShape | None = None
     ) -> LowRank:
         rows = rows_from_tensors({k: v for k, v in state.items() if not k.startswith("dual.")}, shape)
-        dual = DampedGram(state["dual.square"], state["dual.pivots"], ridge, "rows")
-        return cls(rows, dual, ridge, bytes.fromhex(settings["salt"]))
+        blocks = [Block(name, tuple((a, b) for a, b in ranges)) for name, ranges in settings.get("blocks", ())]
+        blocks = blocks or [everything(rows.dim)]
+        grams = [
+            DampedGram(state[f"{name}.square"], state[f"{name}.pivots"], ridge, block.name)
+            for name, block in zip(_stored_names(len(blocks)), blocks, strict=True)
+        ]
+        return cls(rows, blocks, grams, ridge, bytes.fromhex(settings["salt"]))
 
     def settings(self) -> dict[str, object]:
-        return {"salt": self.salt.hex()}
+        """Without blocks where there is one over everything: so it was stored before there were blocks."""
+        settings: dict[str, object] = {"salt": self.salt.hex()}
+        if self.blocks != (everything(self.rows.dim),):
+            settings["blocks"] = [[block.name, [list(r) for r in block.ranges]] for block in self.blocks]
+        return settings
 
     def to(self, device: torch.device) -> LowRank:
-        return LowRank(self.rows.to(device), self.dual.to(device), self.ridge, self.salt)
-
-    def _dual_solve(self, b: Tensor) -> Tensor:
-        return self.dual.solve(b[:, None])[:, 0]
-
-    def _refined(self, v: Tensor, dual_solve, product) -> Tensor:
-        """(v − Rᵀ dual_solve(Rv)) / ridge, once more on the residual: the difference loses digits."""
-
-        def once(w: Tensor) -> Tensor:
-            return (w - self.rows.transposed_times(dual_solve(self.rows.times(w)))) / self.ridge
-
-        w = v.to(self.dual.square.dtype)
-        x = once(w)
-        correction = once(w - product(x) - self.ridge * x)
-        error = float(correction.norm() / x.norm().clamp_min(torch.finfo(x.dtype).tiny))
-        if error > REFINABLE:
-            raise PrecisionLost(
-                f"The dual form loses {error:.0%} of its solution to rounding in {x.dtype}: the rows are large over "
-                "the damping. Use dtype=torch.float64 or a larger damping."
-            )
-        return (x + correction).to(v.dtype)
+        grams = [gram.to(device) for gram in self.grams]
+        return LowRank(self.rows.to(device), self.blocks, grams, self.ridge, self.salt)
 
     def count_missing(self, digests: Tensor) -> int:
         """How many of these samples are not among the stored ones."""
         stored = set(_digest_list(self.rows))
         return sum(digest not in stored for digest in digests.tolist())
+
+    def _duals(self) -> Iterator[tuple[Block, Dual]]:
+        for block, gram in zip(self.blocks, self.grams, strict=True):
+            yield block, Dual(self.rows.columns(block), gram)
 
     def _find(self, rows: HeldRows) -> tuple[Tensor, int]:
         """Index of each given row among the stored ones, and how many have none.
@@ -184,7 +186,12 @@ class LowRank(Structure):
                 found.append(places[digest].pop(0))
             else:
                 missing += 1
-        return torch.tensor(found, dtype=torch.long, device=self.dual.square.device), missing
+        return torch.tensor(found, dtype=torch.long, device=self.grams[0].square.device), missing
+
+
+def _stored_names(blocks: int) -> list[str]:
+    """Of the kernels; a single one has the name from before there were blocks."""
+    return ["dual"] if blocks == 1 else [f"dual.{i}" for i in range(blocks)]
 
 
 def _digest_list(rows: HeldRows) -> list[int]:

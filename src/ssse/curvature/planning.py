@@ -17,6 +17,7 @@ from ssse.problem import Problem
 from ssse.sampling import RowKind
 
 STRUCTURES = ("dense", "lowrank", "matrix_free", "diagonal", "recurrence")
+BLOCKED = ("dense", "lowrank", "recurrence")
 WORKING_DTYPES = (torch.float32, torch.float64)  # those with a Cholesky factor
 LINEAR_GROUP = 4096  # samples at a time where rows have a closed form
 BLOCK_SIZES = (16384, 8192, 4096, 2048, 1024, 512)
@@ -155,8 +156,14 @@ def _check_wanted(wanted: Wanted, n: int | None, dtype: torch.dtype) -> None:
         raise InvalidSetting(f"structure must be 'auto' or one of {', '.join(STRUCTURES)}, not {wanted.structure!r}.")
     if wanted.rank is not None and wanted.structure != "lowrank":
         raise InvalidSetting('rank truncates structure="lowrank"; name that structure with it.')
-    if wanted.blocks != "auto" and wanted.structure not in ("auto", "dense", "recurrence"):
-        raise InvalidSetting(f'blocks belong to structure="dense"; structure={wanted.structure!r} has none.')
+    if wanted.blocks != "auto" and wanted.structure not in ("auto", *BLOCKED):
+        raise InvalidSetting(
+            f"blocks belong to structure='dense' and structure='lowrank'; structure={wanted.structure!r} has none."
+        )
+    if wanted.blocks not in ("auto", "one") and wanted.rank is not None:
+        raise InvalidSetting(
+            f"rank={wanted.rank} keeps leading directions of all of θ and has no blocks; leave out rank= or blocks=."
+        )
     if wanted.structure in ("recurrence", "lowrank") and n is None:
         raise InvalidSetting(
             f"structure='{wanted.structure}' needs the number of samples before it starts; pass a DataLoader or a "
@@ -217,7 +224,9 @@ def _estimate(task: Task, way: Wanted) -> Plan:
     group = LINEAR_GROUP if linear else _group_size(problem.device, per_sample * d * size, kind.per_batch, budget)
     # Gradients as they come, flattened, and the model's own memory; a small data set is never a whole group.
     chunk = 3 * min(group, n or group) * row_numbers * size
-    blocks = make_blocks(problem.layout, way.blocks, problem.linear) if way.structure in ("dense", "recurrence") else ()
+    blocks = make_blocks(problem.layout, way.blocks, problem.linear) if way.structure in BLOCKED else ()
+    if way.structure == "lowrank" and way.blocks == "one":
+        blocks = ()  # one kernel of whole rows: nothing is cut
     rows = samples * per_sample // kind.per_batch
     if way.structure in ("dense", "recurrence"):
         squares = [block.size**2 for block in blocks]
@@ -228,8 +237,9 @@ def _estimate(task: Task, way: Wanted) -> Plan:
         artefact = held
     elif way.structure == "lowrank":
         stored = samples * row_numbers * size if kind.per_batch == 1 else rows * d * size
-        width = (linear.inputs + outputs) if linear else d
-        held, spare, operations = stored + rows**2 * size, 2 * rows**2 * size, rows**2 * width + rows**3 / 3
+        kernels = len(blocks) or 1
+        held, spare = stored + kernels * rows**2 * size, 2 * rows**2 * size
+        operations = rows**2 * _kernel_width(linear, blocks, d) + kernels * rows**3 / 3
         artefact = held
         if way.rank:
             spare, operations = spare + way.rank * d * size, operations + 9 * rows**3
@@ -252,6 +262,14 @@ def _estimate(task: Task, way: Wanted) -> Plan:
         operations=float(operations),
         seconds=float(operations) / task.speed(dtype) + samples * per_sample * task.row_seconds,
     )
+
+
+def _kernel_width(linear: LinearShape | None, blocks: tuple[Block, ...], d: int) -> int:
+    """Numbers that one entry of every block's RRᵀ is summed of; in closed form a product of features, one of cores."""
+    if linear is None:
+        return d
+    shapes = [slab.shape for block in blocks for slab in linear.slabs(block)] or [linear]
+    return sum(shape.inputs + shape.outputs for shape in shapes)
 
 
 def fits_preconditioner(linear: LinearShape, size: int, budget: int) -> bool:
