@@ -21,6 +21,10 @@ class InvalidData(SSSEError, ValueError):
     """A batch cannot be used: NaN, wrong shape, wrong label, empty, not repeatable."""
 
 
+class MissingData(SSSEError, FileNotFoundError):
+    """A data set is not in the folder; the message says what to download and where to put it."""
+
+
 class InvalidSetting(SSSEError, ValueError):
     """An argument, or a combination of arguments, has no meaning."""
 

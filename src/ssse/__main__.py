@@ -1,0 +1,5 @@
+"""`python -m ssse` is `ssse`."""
+
+from ssse.cli import main
+
+main()

@@ -1,0 +1,177 @@
+"""The command line: parses, calls, prints. Nothing here imports torch before there is work to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+import ssse
+from ssse.errors import InvalidSetting, SSSEError
+from ssse.experiments import EXPERIMENTS
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ssse.experiments.result import Result
+
+Scale = Literal["auto", "full", "small"]
+STOPPED = "Stopped; run the same command again to go on where it stopped."
+STOPPED_FOR_GOOD = "Stopped; with --no-cache nothing was kept."
+
+app = typer.Typer(
+    help="Erase samples from a trained model in one second-order step.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's help takes longer to load than all the rest
+)
+
+
+def main() -> None:
+    app(prog_name="ssse")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"ssse {ssse.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def start(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Erase samples from a trained model in one second-order step."""
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help=f"One of: {', '.join(EXPERIMENTS)}.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the data set. Without it: a small form.")
+    ] = None,
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Where to write; a folder for each experiment.")] = Path(
+        "results"
+    ),
+    scale: Annotated[Scale, typer.Option(help="auto: full where --data is given, else small.")] = "auto",
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: a GPU where there is one.")] = "auto",
+    seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn at random.")] = 0,
+    cache: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where what was computed is kept.", show_default="OUTPUT/.cache"),
+    ] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep nothing, and begin anew.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="What each experiment needs in data, memory and time.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables: the page's path only.")] = False,
+) -> None:
+    """Run an experiment of the paper; write its figures, tables, and a page to put beside the paper."""
+    with _failures_in_one_line(STOPPED_FOR_GOOD if no_cache else STOPPED):
+        if list_:
+            _list(as_json)
+            return
+        if name is None:
+            raise InvalidSetting(f"Which experiment? One of: {', '.join(EXPERIMENTS)}. --list says what each needs.")
+        if cache is not None and no_cache:
+            raise InvalidSetting("--cache and --no-cache contradict each other; give one of them.")
+        result = ssse.reproduce(
+            name,
+            data=data,
+            output=output,
+            scale=scale,
+            device=device,
+            seed=seed,
+            cache=None if no_cache else cache or "auto",
+            progress=not quiet,
+        )
+        page = result.page or output
+        if as_json:
+            body = result.to_dict()
+            del body["numbers"]  # megabytes, and in results.json
+            print(json.dumps(body, indent=1, ensure_ascii=False))
+        elif quiet:
+            print(page)
+        else:
+            _print(result, page)
+
+
+@contextmanager
+def _failures_in_one_line(stopped: str) -> Iterator[None]:
+    """2: what was asked for cannot be done. 1: it failed. 130: stopped by the user. A traceback only on request."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _complain(stopped, 130)
+    except SSSEError as error:
+        _complain(f"Error: {error}", 2)
+    except (OSError, MemoryError) as error:
+        _complain(f"Error: {str(error) or 'out of memory'}", 1)
+    except typer.Exit:
+        raise
+    except Exception as error:
+        if os.environ.get("SSSE_TRACEBACK"):
+            raise
+        _complain(f"Error: {type(error).__name__}: {error} (SSSE_TRACEBACK=1 in the environment shows where.)", 1)
+
+
+def _complain(message: str, code: int) -> None:
+    print(" ".join(message.split()), file=sys.stderr)
+    raise typer.Exit(code) from None
+
+
+def _list(as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([asdict(spec) for spec in EXPERIMENTS.values()], indent=1, ensure_ascii=False))
+        return
+    table = _table(experiment=12, of_the_paper=12, data=22, memory=11, time=15)
+    for spec in EXPERIMENTS.values():
+        table.add_row(spec.name, spec.paper, spec.data, spec.memory, spec.time)
+    _show(table)
+    for spec in EXPERIMENTS.values():
+        if spec.needs_data:
+            _show(f"{spec.name} without its data: {spec.small}")
+
+
+def _print(result: Result, page: Path) -> None:
+    from ssse.report import words
+
+    _show(f"{result.title}\n{words.form_words(result.form, result.data)}; {words.duration(result.seconds)}\n")
+    if result.findings:
+        table = _table(the_paper_says=26, we_find=30, where=13, holds=10)
+        for finding in result.findings:
+            table.add_row(finding.paper, words.found(finding), finding.where, words.VERDICTS[finding.holds])
+        _show(table)
+    if result.targets:
+        table = _table(target=30, wanted=18, measured=18, met=13)
+        for target in result.targets:
+            table.add_row(target.what, target.wanted, target.measured, words.MET[target.met])
+        _show(table)
+    print(f"The page: {page}")  # not by rich, which would break a long path
+
+
+def _table(**columns: int) -> Table:
+    """Columns by their title, with the share of the terminal's width that each takes."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+    for column, share in columns.items():
+        table.add_column(column.replace("_", " "), ratio=share, overflow="fold")
+    return table
+
+
+def _show(what: Table | str) -> None:
+    """Brackets in somebody's words are not rich's markup."""
+    from rich.console import Console
+
+    Console(markup=False, highlight=False, emoji=False).print(what)

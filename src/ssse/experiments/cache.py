@@ -1,0 +1,129 @@
+"""What was computed once is not computed again: trained models, curvatures and measured requests, kept by content.
+
+A key is the digest of everything that the value depends on: the data, the settings, and the source of the code that
+makes it. An interrupted run therefore goes on where it stopped, and a changed recipe never meets an old value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import cache as once
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import ssse
+from ssse.curvature.artefact import Curvature
+from ssse.errors import BrokenArtefact
+from ssse.store import read_folder, write_folder
+
+SHOWN = ("cli", "__main__", "demo", "figures")  # what only shows numbers does not change them
+LARGEST = 4 * 2**30  # bytes of a curvature; a larger one costs more to read back than it is worth
+
+
+class Cache:
+    """A folder of values. What is in it may be deleted at any time; what is broken is made anew."""
+
+    def __init__(self, folder: str | os.PathLike[str] | None):
+        self.folder = None if folder is None else Path(folder)
+        self.found = self.made = 0
+
+    def tensors(self, key: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """For instance the parameters of a trained model."""
+
+        def write(path: Path, value: Mapping[str, Tensor]) -> None:
+            write_folder(path, value, {"kind": "tensors"})
+
+        return dict(self._get(key, make, write, lambda path: read_folder(path)[0]))
+
+    def curvature(self, key: str, make: Callable[[], Curvature]) -> Curvature:
+        def write(path: Path, value: Curvature) -> None:
+            size = sum(t.numel() * t.element_size() for t in value.structure.state().values())
+            if size <= LARGEST:
+                value.save(path)
+
+        return self._get(key, make, write, Curvature.load)
+
+    def numbers(self, key: str, make: Callable[[], Any]) -> Any:
+        """Anything that JSON can hold; NaN included."""
+
+        def write(path: Path, value: Any) -> None:
+            body = json.dumps(value)
+            write_text(path, f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n")
+
+        def read(path: Path) -> Any:
+            digest, _, body = path.read_text(encoding="utf-8").partition("\n")
+            if hashlib.sha256(body.rstrip("\n").encode()).hexdigest() != digest:
+                raise BrokenArtefact(f"'{path}' does not match its digest.")
+            return json.loads(body)
+
+        return self._get(key, make, write, read)
+
+    def _get(self, key: str, make: Callable[[], Any], write: Callable[[Path, Any], None], read: Callable[[Path], Any]):
+        if self.folder is None:
+            return make()
+        path = self.folder / key
+        if path.exists():
+            try:
+                value = read(path)
+                self.found += 1
+                return value
+            except (BrokenArtefact, ValueError, OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        value = make()
+        self.made += 1
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():  # else another run was quicker
+            write(path, value)
+        return value
+
+
+def key_of(name: str, *parts: Any) -> str:
+    """NAME-digest. Parts: tensors, modules of source code, or what JSON can hold."""
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Tensor):
+            digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
+            digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        elif isinstance(part, ModuleType):
+            digest.update(inspect.getsource(part).encode())
+        else:
+            digest.update(json.dumps(part, sort_keys=True).encode())
+        digest.update(b"\0")
+    return f"{name}-{digest.hexdigest()[:24]}"
+
+
+@once
+def engine() -> str:
+    """The digest of this package's source and of torch's version: what a number depends on besides its data."""
+    root = Path(inspect.getfile(ssse)).parent
+    digest = hashlib.sha256(torch.__version__.encode())
+    for path in sorted(root.rglob("*.py")):
+        if path.parent.name not in ("experiments", "report") and path.stem not in SHOWN:
+            digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all: to a temporary file beside it, then renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

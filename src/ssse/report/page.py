@@ -1,0 +1,48 @@
+"""The page: one HTML file with everything in it, to be put beside the paper. No network, no script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from ssse.experiments.result import Grid, Result
+from ssse.report import svg, words
+
+NARROWEST = 0.7  # of its own width, before a figure on a phone is scrolled instead of shrunk
+
+
+def render(result: Result, drawings: Mapping[str, str]) -> str:
+    """`drawings`: the SVG files, by the name of the figure."""
+    return _template().render(
+        result=result,
+        words=words,
+        figures=[
+            {"drawn": drawn, "svg": Markup(svg.inline(text)), "width": width, "narrowest": NARROWEST * width}
+            for drawn, text in ((drawn, drawings[drawn.name]) for drawn in result.figures)
+            for width in (svg.width(text),)
+        ],
+        tables=[_columns(grid) for grid in result.tables],
+        summary=words.by_request(result.summary),
+    )
+
+
+def _columns(grid: Grid) -> dict[str, Any]:
+    numeric = [bool(grid.rows) and all(words.is_number(row[j]) for row in grid.rows) for j in range(len(grid.columns))]
+    return {"grid": grid, "numeric": numeric}
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("ssse", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("page.html.j2")
