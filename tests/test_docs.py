@@ -35,6 +35,14 @@ def test_the_readmes_code_runs(tmp_path):
     assert "verdict: ok" in run("story.py", folder=tmp_path)
 
 
+def test_the_readmes_reproduction_is_that_of_the_results(monkeypatch):
+    """The file `benchmarks/reproduced.py` fills the table; nothing in it is written by hand."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from reproduced import table  # type: ignore[import-not-found]  # a script's folder
+
+    assert f"<!-- reproduced -->\n{table()}\n<!-- end -->" in (ROOT / "README.md").read_text()
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_examples_run(example, tmp_path):
     assert run(str(example), folder=tmp_path)

@@ -16,6 +16,7 @@ import typer
 import ssse
 from ssse.errors import InvalidSetting, SSSEError
 from ssse.experiments import EXPERIMENTS
+from ssse.experiments import redraw as draw_again
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -72,6 +73,9 @@ def reproduce(
     ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep nothing, and begin anew.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="What each experiment needs in data, memory and time.")] = False,
+    redraw: Annotated[
+        bool, typer.Option("--redraw", help="Draw a finished run again from its numbers; nothing is measured.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables: the page's path only.")] = False,
 ) -> None:
@@ -84,16 +88,19 @@ def reproduce(
             raise InvalidSetting(f"Which experiment? One of: {', '.join(EXPERIMENTS)}. --list says what each needs.")
         if cache is not None and no_cache:
             raise InvalidSetting("--cache and --no-cache contradict each other; give one of them.")
-        result = ssse.reproduce(
-            name,
-            data=data,
-            output=output,
-            scale=scale,
-            device=device,
-            seed=seed,
-            cache=None if no_cache else cache or "auto",
-            progress=not quiet,
-        )
+        if redraw:
+            result = draw_again(name, output)
+        else:
+            result = ssse.reproduce(
+                name,
+                data=data,
+                output=output,
+                scale=scale,
+                device=device,
+                seed=seed,
+                cache=None if no_cache else cache or "auto",
+                progress=not quiet,
+            )
         page = result.page or output
         if as_json:
             body = result.to_dict()

@@ -45,13 +45,13 @@ MEANING = {
 }
 
 
-def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
+def new_figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise InvalidSetting("Figures need matplotlib: pip install matplotlib.") from error
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = [figure.add_subplot(1, columns, i + 1) for i in range(columns)]
+    axes = [figure.add_subplot(rows, columns, i + 1) for i in range(rows * columns)]
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(alpha=0.25, linewidth=0.6)

@@ -122,19 +122,39 @@ def reproduce(
     place = settings.torch_device()  # a device that is not there is refused before the work, not after it
     started = time.perf_counter()
     result = import_module(f"ssse.experiments.{spec.name}").run(settings)
-    result.seconds = time.perf_counter() - started
+    # A run that was interrupted counts with the seconds that its first part took.
+    result.seconds = time.perf_counter() - started + kept.saved
     result.seed = seed
     line = command or provenance.command(spec.name, data, output, scale, device, seed, cache)
     result.command = provenance.without_folders(line)
     result.date, result.machine = provenance.today(), provenance.machine(place)
     result.versions = provenance.versions()
-    if kept.found:
-        result.notes.append(
-            f"{kept.found} of {kept.found + kept.made} trained models and measured requests came from an earlier run: "
-            "a run from the beginning takes longer. The seconds in the tables were measured when the work was done."
-        )
     result.page = write(result, place_of(result, output))
     write_overview(output)
+    return result
+
+
+def redraw(name: str, output: str | os.PathLike[str] = "results") -> Result:
+    """Draw and judge a finished run again, from the numbers in its results.json; nothing is measured.
+
+    Raises:
+        InvalidSetting: there is no finished run, or its numbers are not of this version.
+    """
+    spec, folder = find(name), Path(output) / name
+    from ssse.report.writer import write, write_overview
+
+    compose = getattr(import_module(f"ssse.experiments.{spec.name}"), "compose", None)
+    if compose is None:
+        raise InvalidSetting(f"'{name}' takes seconds: run it again instead.")
+    try:
+        before = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        result = compose(before["numbers"])
+        for field in ("command", "seed", "date", "seconds", "machine", "versions"):
+            setattr(result, field, before[field])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidSetting(f"'{folder}' holds no finished run of this version: run '{name}' first.") from error
+    result.page = write(result, folder)
+    write_overview(Path(output))
     return result
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from functools import cache as once
 from pathlib import Path
@@ -36,6 +37,7 @@ class Cache:
     def __init__(self, folder: str | os.PathLike[str] | None):
         self.folder = None if folder is None else Path(folder)
         self.found = self.made = 0
+        self.saved = 0.0  # seconds that what was found took when it was made
 
     def tensors(self, key: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """For instance the parameters of a trained model."""
@@ -71,17 +73,19 @@ class Cache:
     def _get(self, key: str, make: Callable[[], Any], write: Callable[[Path, Any], None], read: Callable[[Path], Any]):
         if self.folder is None:
             return make()
-        path = self.folder / key
+        path, clock = self.folder / key, self.folder / f"{key}.seconds"
         if path.exists():
             try:
-                value = read(path)
-                self.found += 1
+                value, seconds = read(path), float(clock.read_text())
+                self.found, self.saved = self.found + 1, self.saved + seconds
                 return value
             except (BrokenArtefact, ValueError, OSError):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+        started, saved = time.perf_counter(), self.saved
         value = make()
         self.made += 1
-        path.parent.mkdir(parents=True, exist_ok=True)
+        # What was found on the way counts with the seconds that it once took.
+        write_text(clock, f"{time.perf_counter() - started + self.saved - saved:.3f}")
         if not path.exists():  # else another run was quicker
             write(path, value)
         return value

@@ -137,5 +137,5 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
     if isinstance(value, float):
-        return float(f"{value:.6g}") if abs(value) < float("inf") else None
+        return float(f"{value:.5g}") if abs(value) < float("inf") else None
     return value

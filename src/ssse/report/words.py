@@ -63,7 +63,7 @@ def duration(seconds: float) -> str:
 
 def form_words(form: Form, data: Sequence[str]) -> str:
     if form == "full":
-        return "Full form"
+        return "At full size"
     if any("digits" in line.lower() for line in data):
         return "Small form on scikit-learn's digits: not the paper's data"
     return "Small form: not the paper's experiment at its full size"

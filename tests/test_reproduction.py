@@ -1,0 +1,148 @@
+"""The experiments in their small forms, from end to end; and the results that are kept in the repository."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ssse
+from ssse.experiments import awa2, celeba, cifar10, redraw
+from ssse.experiments.cache import Cache
+from ssse.experiments.result import Result
+from ssse.experiments.settings import Settings
+
+RESULTS = Path(__file__).parent.parent / "results"
+KEPT = sorted(path.parent.name for path in RESULTS.glob("*/results.json"))
+
+
+def plain(value: Any) -> Any:
+    """As it comes back from JSON."""
+    return json.loads(json.dumps(value))
+
+
+@pytest.fixture(scope="module")
+def small_awa2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    output = tmp_path_factory.mktemp("awa2")
+    return ssse.reproduce("awa2", output=output, progress=False), output
+
+
+def check_written(result: Result, figures: set[str]) -> None:
+    assert result.form == "small"
+    assert result.page is not None
+    folder = result.page.parent
+    stored = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert {entry["paper"] for entry in stored["figures"]} - {""} == figures
+    for entry in stored["figures"]:
+        assert (folder / entry["file"]).stat().st_size > 1000
+    page = result.page.read_text(encoding="utf-8")
+    assert "not the paper" in page
+    assert "digits" in page
+    assert stored["summary"]
+    assert all(finding["holds"] in ("yes", "partly", "no") for finding in stored["findings"])
+
+
+def line(result: Result, method: str, removed: str) -> Any:
+    (found,) = [entry for entry in result.summary if entry.method.startswith(method) and entry.removed == removed]
+    return found
+
+
+def test_awa2_in_its_small_form(small_awa2: tuple[Result, Path]):
+    result, _ = small_awa2
+    check_written(result, {"Figure 3a", "Figure 4"})
+    ours = line(result, "expected rows over D∖S, all classes together", "50%")
+    paper = line(result, "SSSE, empirical, over D (the paper)", "50%")
+    nothing = line(result, "the original model", "50%")
+    assert ours.gap < paper.gap < nothing.gap
+    assert ours.distance < 0.2 < paper.distance
+    searched = line(result, "the same, ε by the loss", "100%")
+    assert searched.gap < line(result, "expected rows over D∖S, all classes together", "100%").gap
+
+
+def test_a_second_run_finds_everything_and_says_the_same(small_awa2: tuple[Result, Path]):
+    result, output = small_awa2
+    cache = Cache(output / ".cache")
+    again = awa2.run(Settings(cache=cache, show_progress=False))
+    assert cache.made == 0
+    assert plain(again.numbers) == plain(result.numbers)
+    assert cache.saved > 0.5 * result.seconds  # so that an interrupted run tells its true time
+
+
+def test_redrawing_measures_nothing_and_gives_the_same_page(small_awa2: tuple[Result, Path]):
+    result, output = small_awa2
+    assert result.page is not None
+    page, tables = result.page.read_text(), (result.page.parent / "tables.md").read_text()
+    redraw("awa2", output)
+    assert result.page.read_text() == page
+    assert (result.page.parent / "tables.md").read_text() == tables
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(small_awa2: tuple[Result, Path], tmp_path: Path):
+    whole, _ = small_awa2
+    study, removals, _ = awa2.prepare(Settings(cache=Cache(tmp_path), show_progress=False))[0]
+    for removal in removals[:3]:
+        study.answer(removal)
+    cache = Cache(tmp_path)
+    study, removals, _ = awa2.prepare(Settings(cache=cache, show_progress=False))[0]
+    resumed = [study.answer(removal) for removal in removals[:4]]
+    assert cache.found >= 3
+    for one, other in zip(resumed, whole.numbers["sets"][0]["answers"], strict=False):
+        for key, curve in one["curves"].items():
+            if curve["mean_gap"] is not None and key != "scrubbing":
+                assert curve["mean_gap"] == pytest.approx(other["curves"][key]["mean_gap"], abs=0.2, nan_ok=True)
+
+
+def test_celeba_in_its_small_form(tmp_path: Path):
+    result = ssse.reproduce("celeba", output=tmp_path, progress=False)
+    check_written(result, {"Figure 2"})
+    exact = line(result, "the same with damping (n−k)λ", "100%")
+    assert exact.ratio > 0.9
+    assert exact.ratio > line(result, "SSSE, empirical, over D (the paper)", "100%").ratio
+    (table,) = [table for table in result.tables if table.paper == "Table 1"]
+    assert len(table.rows) == 16  # two attributes, two rates, four models
+
+
+def test_cifar10_in_its_small_form_on_the_cpu(tmp_path: Path):
+    result = ssse.reproduce("cifar10", output=tmp_path, device="cpu", scale="small", progress=False)
+    check_written(result, {"Figure 3b", "Figure 5", "Figure 6", "Figure 7"})
+    nothing = line(result, "the original model", "100%")
+    assert nothing.gap > 40
+    for method in ("SSSE, mini-batches of 10, over D", "last layer", "SSSE, single samples, over D (the paper)"):
+        assert line(result, method, "100%").gap < nothing.gap / 2
+    assert line(result, "selective", "100%").gap == pytest.approx(
+        nothing.gap, abs=1
+    )  # a tenth of the data: nothing to select
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept_follows_from_its_numbers(name: str):
+    stored = json.loads((RESULTS / name / "results.json").read_text(encoding="utf-8"))
+    for field in ("command", "seed", "date", "machine", "seconds", "versions"):
+        assert stored[field] or field == "seed"
+    assert stored["form"] == "full"
+    assert str(Path.home()) not in json.dumps(stored)
+    module = import_module(f"ssse.experiments.{name}")
+    if hasattr(module, "compose"):
+        again = module.compose(stored["numbers"]).to_dict()
+        for part in ("findings", "targets", "summary", "tables", "figures", "notes"):
+            assert plain(again[part]) == stored[part], part
+
+
+def test_verdicts_turn_with_the_numbers():
+    """No finding is written down: with the numbers of another world it says the opposite."""
+    stored = json.loads((RESULTS / "celeba" / "results.json").read_text(encoding="utf-8"))["numbers"]
+    before = celeba.compose(stored).findings[0]
+    for answer in stored["answers"]:
+        curve = answer["curves"]["paper"]
+        curve["ratio"] = [None if value is None else 0.5 * value for value in curve["ratio"]]
+    after = celeba.compose(stored).findings[0]
+    assert (before.holds, after.holds) == ("yes", "no")
+    stored = json.loads((RESULTS / "cifar10" / "results.json").read_text(encoding="utf-8"))["numbers"]
+    assert cifar10.compose(stored).targets[0].met
+    for answer in stored["answers"]:
+        gaps = answer["curves"]["ten"]["mean_gap"]
+        answer["curves"]["ten"]["mean_gap"] = [None if gap is None else gap + 5 for gap in gaps]
+    assert not cifar10.compose(stored).targets[0].met
