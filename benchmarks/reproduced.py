@@ -19,17 +19,17 @@ MARK = re.compile(r"<!-- reproduced -->\n.*?<!-- end -->", re.DOTALL)
 NOTHING, FLOOR = "the original model: nothing erased", "noise floor: two retrained seeds"
 SHOWN = {  # data set: the paper's setting, ascent, ours without a retrained model
     "faces": (
-        "SSSE, empirical, over D (the paper)",
+        "the same at the ε of its smallest gap",
         "gradient ascent, one step",
         "the same with damping (n−k)λ, ε = 1",
     ),
     "pets": (
-        "SSSE, empirical, over D (the paper)",
+        "the same at the ε of its smallest gap",
         "gradient ascent, one step",
         "the same, ε by the loss along the step",
     ),
     "animals50": (
-        "SSSE, empirical, over D (the paper)",
+        "the same at the ε of its smallest gap",
         "gradient ascent, one step",
         "the same, ε by the loss along the step",
     ),

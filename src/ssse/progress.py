@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ssse.batches import Batch
 
 
-def track(batches: Iterable[Batch], total: int | None, text: str, show: bool) -> Iterator[Batch]:
-    """Pass batches on, counting samples on a bar on stderr; silent when stderr is not a terminal."""
+@contextmanager
+def bar(text: str, total: int | None, show: bool) -> Iterator[Callable[..., None]]:
+    """A bar on stderr, silent when that is not a terminal; yields a function that moves it: (how far, new text)."""
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
         transient=True,
         disable=not (show and console.is_terminal),
     ) as progress:
         task = progress.add_task(text, total=total)
+        yield lambda done=0, text=None: progress.update(task, advance=done, description=text)
+
+
+def track(batches: Iterable[Batch], total: int | None, text: str, show: bool) -> Iterator[Batch]:
+    """Pass batches on, counting samples on a bar on stderr; silent when stderr is not a terminal."""
+    with bar(text, total, show) as advance:
         for batch in batches:
             yield batch
-            progress.advance(task, len(batch[1]))
+            advance(len(batch[1]))
 
 
 @contextmanager

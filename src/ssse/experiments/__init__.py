@@ -76,7 +76,7 @@ EXPERIMENTS: Mapping[str, Spec] = {
             "A network that is not convex: ResNet-20 on CIFAR-10",
             "Figures 3b, 5, 6 and 7",
             data="the files of CIFAR-10",
-            memory="a GPU with about 100 GB",
+            memory="a GPU with about 120 GB",
             time="under 10 min; with --scale small --device cpu: minutes",
             small=_DIGITS,
         ),

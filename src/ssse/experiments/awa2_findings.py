@@ -139,16 +139,15 @@ def targets(sets: list[dict[str, Any]]) -> list[Target]:
     """Mean split gap of at most 0.4 points on half a class of pets."""
     found = []
     for one in sets:
-        gaps = at_chosen(one["answers"], EXACT, 0.5, "mean_gap")
-        floor = one["floors"]["0.5"]["gap"]
-        found.append(
-            Target(
-                f"mean gap on half a class of {one['title']}, expected rows over D∖S, ε = 1",
-                "at most 0.4 points" if one["title"] == "pets" else "at most 0.4 points, or twice the noise floor",
-                f"{np.mean(gaps):.2f} on average over {len(gaps)} classes ({gaps.min():.2f} to {gaps.max():.2f}); "
-                "floor "
-                f"{floor:.2f}",
-                bool(np.mean(gaps) <= (0.4 if one["title"] == "pets" else max(0.4, 2 * floor))),
+        if one["title"] == "pets":
+            gaps, floor = at_chosen(one["answers"], EXACT, 0.5, "mean_gap"), one["floors"]["0.5"]["gap"]
+            measured = f"{np.mean(gaps):.2f} on average over {len(gaps)} classes ({gaps.min():.2f} to {gaps.max():.2f})"
+            found.append(
+                Target(
+                    "mean gap on half a class of pets, expected rows over D∖S, all classes together, ε = 1",
+                    "at most 0.4 points",
+                    f"{measured}; two seeds {floor:.2f}",
+                    bool(np.mean(gaps) <= 0.4),
+                )
             )
-        )
     return found

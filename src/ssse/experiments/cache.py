@@ -37,7 +37,10 @@ class Cache:
     def __init__(self, folder: str | os.PathLike[str] | None):
         self.folder = None if folder is None else Path(folder)
         self.found = self.made = 0
-        self.saved = 0.0  # seconds that what was found took when it was made
+        self.saved = 0.0  # seconds that what was found took when it was made, everything once
+        self._worked = 0.0  # seconds that this run spent on making values
+        self._counted: set[str] = set()  # made or found in this run: no longer saved
+        self._open: list[dict[str, float]] = [{}]  # what was needed for the value at work, with the seconds of each
 
     def tensors(self, key: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """For instance the parameters of a trained model."""
@@ -76,19 +79,41 @@ class Cache:
         path, clock = self.folder / key, self.folder / f"{key}.seconds"
         if path.exists():
             try:
-                value, seconds = read(path), float(clock.read_text())
-                self.found, self.saved = self.found + 1, self.saved + seconds
-                return value
+                value, seconds = read(path), _read_seconds(clock, key)
             except (BrokenArtefact, ValueError, OSError):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        started, saved = time.perf_counter(), self.saved
-        value = make()
-        self.made += 1
-        # What was found on the way counts with the seconds that it once took.
-        write_text(clock, f"{time.perf_counter() - started + self.saved - saved:.3f}")
-        if not path.exists():  # else another run was quicker
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            else:
+                self.found += key not in self._counted
+                self.saved += sum(own for name, own in seconds.items() if name not in self._counted)
+                self._count(seconds)
+                return value
+        started, worked = time.perf_counter(), self._worked
+        self._open.append({})
+        try:
+            value = make()
+        finally:
+            seconds = self._open.pop()
+        own = time.perf_counter() - started - (self._worked - worked)
+        self.made, self._worked = self.made + 1, self._worked + own
+        seconds[key] = own
+        self._count(seconds)
+        write_text(clock, json.dumps(seconds))
+        try:
             write(path, value)
+        except OSError:
+            if not path.exists():  # else another run was quicker
+                raise
         return value
+
+    def _count(self, seconds: Mapping[str, float]) -> None:
+        self._counted.update(seconds)
+        self._open[-1].update(seconds)
+
+
+def _read_seconds(path: Path, key: str) -> dict[str, float]:
+    """By key, those of the value itself and of everything that was needed for it; each without the others."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return {name: float(own) for name, own in (found if isinstance(found, dict) else {key: found}).items()}
 
 
 def key_of(name: str, *parts: Any) -> str:
@@ -97,7 +122,7 @@ def key_of(name: str, *parts: Any) -> str:
     for part in parts:
         if isinstance(part, Tensor):
             digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
-            digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(part, ModuleType):
             digest.update(inspect.getsource(part).encode())
         else:

@@ -29,7 +29,7 @@ from ssse.experiments.network import (
     Network,
     Size,
 )
-from ssse.experiments.result import Grid, Result
+from ssse.experiments.result import Grid, Result, as_plain
 from ssse.experiments.settings import Settings
 from ssse.experiments.study import draw_removals
 from ssse.experiments.summary import lines_of
@@ -67,7 +67,7 @@ SMALL = Size(
 
 
 def run(settings: Settings) -> Result:
-    return compose(measure(settings))
+    return compose(as_plain(measure(settings)))  # as they are stored, so that they can be drawn again
 
 
 def measure(settings: Settings) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from ssse.line_search import descent
 from ssse.metrics.gaps import divergences, mean_gap
 
 PAPER = Method("paper", "SSSE, empirical, over D (the paper)", "paper")
+PAPER_GAP = Method("paper", "the same at the ε of its smallest gap", "paper", "gap")
 PAPER_OUT = Method("empirical_out", "SSSE, empirical, over D∖S", "past the paper")
 HESSIAN = Method("hessian", "influence update, Hessian over D", "paper", 1.0)
 DEFAULT = Method("default", "expected rows over D∖S, ε = 1 (our default)", "ours", 1.0)
@@ -36,6 +37,20 @@ DIAGONAL = Method("diagonal", "SSSE with the diagonal alone", "baseline", "gap")
 SCRUBBING = Method("scrubbing", "scrubbing (Fisher noise)", "baseline", "gap")
 TUNING = Method("tuning", "fine-tuning, one epoch", "baseline", 1.0, "S and D")
 DAMPENING = Method("dampening", "selective synaptic dampening", "baseline", 1.0)
+METHODS = (
+    PAPER,
+    PAPER_GAP,
+    PAPER_OUT,
+    HESSIAN,
+    DEFAULT,
+    EXACT,
+    SEARCHED,
+    ASCENT,
+    DIAGONAL,
+    SCRUBBING,
+    TUNING,
+    DAMPENING,
+)
 NOISE = np.geomspace(1e-5, 1e1, 37)
 BATCH = 4096
 
@@ -144,12 +159,12 @@ class Convex:
 
     def answer(self, removal: Removal) -> dict[str, Any]:
         """Every method on one request, as numbers."""
-        key = key_of("request", self._base, removal.forget, *_SOURCES)
+        key = key_of("request", self._base, *removal.parts, *_SOURCES)
         return self.settings.cache.numbers(key, lambda: self._answer(removal))
 
     def floor(self, removal: Removal) -> dict[str, float]:
         """How far two models are apart that differ in the seed alone, trained as the paper does, by SGD."""
-        key = key_of("floor", self._base, removal.forget, *_SOURCES)
+        key = key_of("floor", self._base, *removal.parts, *_SOURCES)
         return self.settings.cache.numbers(key, lambda: self._floor(removal))
 
     @cached_property

@@ -62,7 +62,7 @@ class Linear:
         """Minimise over the samples `keep` (indices), from `start` or from zero, until ‖∇L‖ ≤ tolerance."""
         began = time.perf_counter()
         part = _Part(self.rotated[keep], self.y[keep], self.decay, self.spectrum, self.outputs)
-        weights = torch.zeros_like(part.x[: self.outputs]) if start is None else start.double() @ self.basis
+        weights = part.x.new_zeros(self.outputs, part.x.shape[1]) if start is None else start.double() @ self.basis
         passes, norm = 0, torch.inf
         for _ in range(60):
             p, slope = part.slope(weights)

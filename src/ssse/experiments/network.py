@@ -158,7 +158,7 @@ class Network:
         ):
             for i, removal in enumerate(self.settings.each(self.removals, f"cifar10, {name}", lambda r: r.words)):
                 for way in ways:
-                    key = key_of(f"curve-{way.__name__}", self._base, removal.forget, *_SOURCES)
+                    key = key_of(f"curve-{way.__name__}", self._base, *removal.parts, *_SOURCES)
 
                     def measure(way=way, removal=removal) -> dict[str, Curve]:
                         return way(removal)

@@ -56,7 +56,7 @@ def over_requests(answers: Answers, key: str, rate: float, label: str, values: V
         mean = np.nansum(stacked, axis=0) / count
         spread = np.sqrt(np.nansum((stacked - mean) ** 2, axis=0) / count)
     best = None
-    if mark:
+    if mark and np.isfinite(mean).any():
         loss = -mean if chosen[0]["curves"][key]["ratio_name"] == "γ" else mean
         best = float(scales[np.nanargmin(loss)])
     return Series(label, scales, mean, spread, best)
@@ -71,7 +71,8 @@ def common_scales(curves: Sequence[Curve]) -> np.ndarray:
 
 
 def values_of(name: str) -> Values:
-    return lambda curve, _: numbers(curve[name])
+    """NaN where it is not defined, as γ is not where all of S share every attribute."""
+    return lambda curve, _: np.full(len(curve["scales"]), np.nan) if curve[name] is None else numbers(curve[name])
 
 
 def differences_on(split: str) -> Values:

@@ -125,17 +125,17 @@ class Result:
             {"file": f"{d.name}.svg", "title": d.title, "caption": d.caption, "paper": d.paper} for d in self.figures
         ]
         body["numbers"] = self.numbers
-        return _plain(body)
+        return as_plain(body)
 
 
-def _plain(value: Any) -> Any:
+def as_plain(value: Any) -> Any:
     """NaN and infinities have no place in JSON; numpy's numbers become Python's."""
     if isinstance(value, dict):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): as_plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
+        return [as_plain(entry) for entry in value]
     if hasattr(value, "tolist"):
-        return _plain(value.tolist())
+        return as_plain(value.tolist())
     if isinstance(value, float):
         return float(f"{value:.5g}") if abs(value) < float("inf") else None
     return value

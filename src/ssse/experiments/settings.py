@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ssse.errors import InvalidSetting
 from ssse.experiments.cache import Cache
+from ssse.progress import bar
 
 T = TypeVar("T")
 Scale = Literal["auto", "full", "small"]
@@ -48,19 +47,8 @@ class Settings:
 
     def each(self, items: Sequence[T], text: str, words: Callable[[T], str] = str) -> Iterator[T]:
         """Go through the items with a bar on stderr that names the one at work; silent where nobody looks."""
-        console = Console(stderr=True)
-        with Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not (self.show_progress and console.is_terminal),
-        ) as progress:
-            task = progress.add_task(text, total=len(items))
+        with bar(text, len(items), self.show_progress) as advance:
             for item in items:
-                progress.update(task, description=f"{text}: {words(item)}")
+                advance(text=f"{text}: {words(item)}")
                 yield item
-                progress.advance(task)
+                advance(1)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ssse.choosing import PLATEAU
+from ssse.errors import InvalidData
 from ssse.losses import LossLike
 from ssse.metrics.gaps import accuracy
 from ssse.outputs import logits_of
@@ -33,7 +33,8 @@ KEPT = ("scales", "accuracy", "ratio", "ratio_name", "divergence", "distance", "
 class Method:
     """Attributes:
     chosen: how ε is found: by "ratio", the best γ or δ of this very request, or by "gap", its smallest, neither of
-        which a user can know; by the name of a search, whose result the curve holds; or a number.
+        which a user can know; by "chance", the smallest at which S is recognised by chance only; by the name of a
+        search, whose result the curve holds; or a number.
     needs: what is read when a request comes. group: of the summary.
     """
 
@@ -60,8 +61,9 @@ class Removal:
         return f"{self.rate:.0%} of {self.kind}"
 
     @property
-    def whole(self) -> bool:
-        return self.rate == 1.0
+    def parts(self) -> tuple[str, float, Tensor, Tensor]:
+        """What tells it from every other one."""
+        return self.kind, self.rate, self.forget, self.same
 
 
 def draw_removals(
@@ -76,6 +78,8 @@ def draw_removals(
     found = []
     for place, kind in kinds.items():
         members = member[:, place].nonzero()[:, 0]
+        if not len(members):
+            raise InvalidData(f"No training sample is of the kind '{kind}', so none can be removed.")
         members = members[torch.randperm(len(members), generator=generator)]
         for rate in rates:
             forget = members[: max(1, round(rate * len(members)))].sort().values
@@ -131,27 +135,6 @@ def timed(work: Callable[[], T], device: torch.device | None = None) -> tuple[T,
 
     started = now()
     return work(), now() - started
-
-
-def best_place(curve: Curve) -> int:
-    """The ε of the best γ or δ; of those within `PLATEAU` of it, the one whose predictions on S are nearest."""
-    ratio = numbers(curve["ratio"])
-    loss = ratio if curve["ratio_name"] == "δ" else 1 - ratio
-    if not np.isfinite(loss).any():
-        return 0
-    near = np.flatnonzero(loss <= np.nanmin(loss) + PLATEAU)
-    far = numbers(curve["divergence"])[near]
-    return int(near[np.nanargmin(far)]) if np.isfinite(far).any() else int(near[0])
-
-
-def place_of(curve: Curve, chosen: str | float) -> int:
-    """Where on the curve a method stands."""
-    if chosen == "ratio":
-        return best_place(curve)
-    if chosen == "gap":
-        return int(np.nanargmin(numbers(curve["mean_gap"])))
-    wanted = curve[chosen] if isinstance(chosen, str) else chosen
-    return int(np.argmin(np.abs(np.log(numbers(curve["scales"])) - np.log(wanted))))
 
 
 def numbers(values: Sequence[float | None] | None) -> np.ndarray:

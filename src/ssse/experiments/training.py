@@ -10,18 +10,16 @@ networks are replayed in turn on streams of their own. On a CPU the same steps a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.experiments.resnet import ResNet20
+from ssse.progress import bar
 
 TOGETHER = 16  # networks on the GPU at a time: each holds the activations of a batch
 RISE, FIRST, LAST = 0.3, 25.0, 1e4  # OneCycleLR's defaults: share of rising steps; rate/FIRST, then that/LAST
@@ -100,7 +98,7 @@ def train_networks(
     together = TOGETHER if x.is_cuda else 1
     pixels = x.permute(0, 2, 3, 1).contiguous()  # channels last: what the fast convolutions want
     models = []
-    with _bar(len(keeps) * recipe.epochs, progress) as advance:
+    with bar("training, epochs", len(keeps) * recipe.epochs, progress) as advance:
         for i in range(0, len(keeps), together):
             pairs = zip(keeps[i : i + together], seeds[i : i + together], strict=True)
             trainings = [_Training(pixels, y, keep, seed, recipe, make_model) for keep, seed in pairs]
@@ -211,21 +209,3 @@ def _side_by_side(trainings: Sequence[_Training], epochs: int, advance: Callable
     advance(len(marks))
     del graphs
     torch.cuda.empty_cache()  # the activations of all networks
-
-
-@contextmanager
-def _bar(epochs: int, show: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr over the epochs of all networks; silent where nobody looks."""
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not (show and console.is_terminal),
-    ) as progress:
-        task = progress.add_task("training, epochs", total=epochs)
-        yield lambda done: progress.advance(task, done)
