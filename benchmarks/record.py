@@ -22,7 +22,7 @@ from rich.table import Table
 import ssse
 
 RESULTS = Path(__file__).parent / "results"
-DATA = Path("../shared/data")
+DATA = Path("data")
 
 
 class MissingData(Exception):

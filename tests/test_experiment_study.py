@@ -97,6 +97,7 @@ def curve(ratio: Sequence[float | None] | None, name: str = "γ", **more: Any) -
         (None, "γ", [1, 2, 3, 0], False, 0),
         ([0.6, 0.04, 0.0, 0.02], "δ", [9, 9, 1, 9], True, 1),  # a whole class: where the plateau starts
         ([0.6, START + 0.01, 0.0, 0.02], "δ", [9, 9, 9, 1], True, 2),
+        ([0.6, START - 0.01, 0.0, 0.4], "δ", [9, 9, 9, 1], True, 2),  # rises again: no plateau, so the least
         ([NONE, NONE, 0.04, 0.0], "δ", [9, 9, 9, 1], True, 2),
     ],
 )
@@ -243,8 +244,8 @@ def test_scales_that_all_curves_have():
 def test_mean_and_band_over_requests():
     seen = over_requests(EXTRA, "a", 0.5, "label", values_of("ratio"), mark=True)
     assert (seen.label, seen.scales.tolist()) == ("label", [0.1, 1.0, 10.0])
-    np.testing.assert_allclose(seen.mean, [0.3, 0.6, 0.6])
-    np.testing.assert_allclose(seen.spread, [0.1, 0.2, 0.0], atol=1e-12)
+    np.testing.assert_allclose(seen.mean, [0.3, 0.6, np.nan])  # at 10 one of them overflowed: no mean of survivors
+    np.testing.assert_allclose(seen.spread, [0.1, 0.2, np.nan])
     assert seen.chosen == 1.0
     assert over_requests(EXTRA, "a", 0.5, "", values_of("ratio")).chosen is None
 

@@ -66,7 +66,7 @@ EXPERIMENTS: Mapping[str, Spec] = {
             "awa2",
             "Fifty animals: a linear model on features of AwA2",
             "Figures 3a and 4",
-            data="features of AwA2",
+            data="features of AwA2: the official files, awa2-features.npz, or pets.npz and animals50.npz",
             memory="about 8 GB",
             time="under 40 min on two cores",
             small=_DIGITS,
@@ -140,7 +140,7 @@ def redraw(name: str, output: str | os.PathLike[str] = "results") -> Result:
     Raises:
         InvalidSetting: there is no finished run, or its numbers are not of this version.
     """
-    spec, folder = find(name), Path(output) / name
+    spec, folder = find(name.removesuffix("-small")), Path(output) / name
     from ssse.report.writer import write, write_overview
 
     compose = getattr(import_module(f"ssse.experiments.{spec.name}"), "compose", None)
@@ -191,6 +191,8 @@ def _checked(spec: Spec, data: str | os.PathLike[str] | None, scale: str, device
                 "--scale full."
             )
         return None
+    if not spec.needs_data:
+        raise InvalidSetting(f"'{spec.name}' needs no data; leave --data out.")
     folder = Path(data)
     if not folder.is_dir():
         raise InvalidSetting(f"The folder of the data, '{folder}', does not exist or is not a folder.")

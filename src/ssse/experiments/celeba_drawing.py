@@ -25,8 +25,7 @@ def drawings(answers: Answers, floors: Mapping[float, Mapping[str, Any]]) -> lis
             "figure-2",
             "γ and parameter distance against ε, the paper's update",
             "The update of Definition 3.1: empirical rows, curvature over D, λ = L2 = 1e-4. (a) the similarity "
-            "ratio γ "
-            f"on the removed samples, dotted at 0.5; (b) the normalised parameter distance. {BAND}",
+            f"ratio γ on the removed samples, dotted at 0.5; (b) the normalised parameter distance. {BAND}",
             "Figure 2",
             draw(
                 [
@@ -66,10 +65,8 @@ def drawings(answers: Answers, floors: Mapping[float, Mapping[str, Any]]) -> lis
             "past-curvatures",
             "The same with other curvatures: leave-k-out, and expected rows",
             "Expected rows over D are the Hessian, the paper's influence update. Leaving out S needs S alone. The "
-            "damping "
-            "(n−k)λ is that of the retrained model's own objective, which ends nearest to it at ε = 1, where nobody "
-            "had "
-            "to choose.",
+            "damping (n−k)λ is that of the retrained model's own objective, which ends nearest to it at ε = 1, "
+            "where nobody had to choose.",
             "",
             draw(panels, 2, width=4.2),
         )

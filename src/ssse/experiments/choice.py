@@ -7,20 +7,21 @@ import numpy as np
 from ssse.choosing import PLATEAU
 from ssse.experiments.study import Curve, numbers
 
-START = 0.05  # of a whole class: δ this near to its least counts as the plateau, and its start is taken
+START = 0.05  # δ this near to its least counts as the same plateau
 
 
 def best_place(curve: Curve, whole: bool) -> int:
     """The best γ or δ of this very request.
 
     Values tie or nearly so: of those within `PLATEAU` of the best, the one whose predictions on S are nearest. Where a
-    whole class goes, δ may stay small however large ε is; then the start of that plateau, as the paper says.
+    whole class goes, δ may stay small up to the largest ε; then the start of that plateau, as the paper says.
     """
     ratio = numbers(curve["ratio"])
     loss = ratio if curve["ratio_name"] == "δ" else 1 - ratio
     if not np.isfinite(loss).any():
         return 0
-    if whole and curve["ratio_name"] == "δ":
+    last = loss[np.flatnonzero(np.isfinite(loss))[-1]]
+    if whole and curve["ratio_name"] == "δ" and last <= np.nanmin(loss) + START:
         return int(np.flatnonzero(loss <= np.nanmin(loss) + START)[0])
     near = np.flatnonzero(loss <= np.nanmin(loss) + PLATEAU)
     far = numbers(curve["divergence"])[near]

@@ -32,7 +32,7 @@ from ssse.experiments.network import (
 from ssse.experiments.result import Grid, Result, as_plain
 from ssse.experiments.settings import Settings
 from ssse.experiments.study import draw_removals
-from ssse.experiments.summary import lines_of
+from ssse.experiments.summary import lines_of, note_on_search
 from ssse.experiments.training import Recipe
 from ssse.fingerprint import digest_tensors
 
@@ -101,18 +101,18 @@ def compose(numbers: dict[str, Any]) -> Result:
     result.summary = lines_of(answers, METHODS, numbers["title"], floors)
     result.notes = [
         f"{numbers['networks']} networks were trained side by side in {numbers['train_seconds']:.0f} s; a retrained "
-        "one "
-        f"is counted with its share. The accuracies on D∖S and T∖T_a are of a random {numbers['looked']:,} of their "
-        "samples, the same for every model and ε.",
+        f"one is counted with its share. The accuracies on D∖S and T∖T_a are of a random {numbers['looked']:,} of "
+        "their samples, the same for every model and ε.",
         "A network's step is never certified: it comes with the verdict 'caution', whatever the table says. Distances "
         "between parameters mean little here: two seeds end far apart.",
-        "Best ratio: ε at the smallest δ of that very request; of a whole class where the plateau of δ begins. Best "
-        "gap: "
-        "at its smallest mean gap; baselines are shown in their best light. Neither can be known without retraining. "
-        "From S: the smallest ε at which S is recognised no more often than by chance, which needs S alone.",
+        "Best ratio: ε at the smallest δ of that very request; of a whole class the start of its plateau, if any. "
+        "Best gap: at its smallest mean gap; baselines are shown in their best light. Neither can be known without "
+        "retraining. From S: the smallest ε at which S is recognised no more often than by chance, which needs S "
+        "alone.",
         "Influence functions with the true Hessian are not in the table: on a network it is indefinite, and conjugate "
         "gradients refuse. Expected rows for all layers were not run: one request takes minutes.",
     ]
+    result.notes += note_on_search(answers, "head")
     return result
 
 
@@ -145,10 +145,9 @@ def _shortened(images: Images, count: int) -> Images:
 def _differences(settings: Settings, network: Network) -> list[str]:
     recipe = network.size.recipe
     how = (
-        f"{recipe.epochs} epochs in batches of {recipe.batch}, Nesterov momentum {recipe.momentum:g}, one cycle of the "
-        f"rate up to {recipe.rate:g}, weight decay {recipe.decay:g}, no augmentation; the paper gives neither epochs "
-        "nor "
-        "rates."
+        f"{recipe.epochs} epochs in batches of {recipe.batch}, Nesterov momentum {recipe.momentum:g}, one cycle of "
+        f"the rate up to {recipe.rate:g}, weight decay {recipe.decay:g}, no augmentation; the paper gives neither "
+        "epochs nor rates."
     )
     if settings.small:
         return [f"A small residual network, widths {recipe.widths}, not ResNet-20; {how}"]

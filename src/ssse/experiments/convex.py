@@ -214,10 +214,16 @@ class Convex:
         # What training minimised without S has the damping (n−k)w, not nw: λ is lowered for this request.
         lowered, factorising = timed(lambda: exact.with_damping(exact.damping * (n - k) / n))
         step, seconds = timed(lambda: erase(self.model, lowered, self.loss, forget, data=data))
-        searched, why = self._search(lowered, forget, step.direction)
+        (searched, why), searching = timed(lambda: self._search(lowered, forget, step.direction))
         scales = np.union1d(study.SCALES, [searched])
         curves["exact"] = look.along(
-            step.direction, seconds + factorising, scales, searched=searched, why=why, verdict=step.diagnostics.verdict
+            step.direction,
+            seconds + factorising,
+            scales,
+            searched=searched,
+            search_seconds=searching,
+            why=why,
+            verdict=step.diagnostics.verdict,
         )
         return curves
 
@@ -249,7 +255,7 @@ class Convex:
         }
 
     def _floor(self, removal: Removal) -> dict[str, float]:
-        two = [self.solver.train_sgd(removal.keep, seed) for seed in (1, 2)]
+        two = [self.solver.train_sgd(removal.keep, self.settings.seed + seed) for seed in (1, 2)]
         splits = self.splits(removal)
         models = [as_model(found.weights) for found in two]
         one, other = (accuracies(model, splits) for model in models)

@@ -42,7 +42,7 @@ AWA2_REPAIR = (
     "Download either the 'Proposed Split' archive (xlsa17.zip) of 'Zero-Shot Learning: the Good, the Bad and the Ugly' "
     "(MPI Informatics), for res101.mat and att_splits.mat; or 'ResNet101 features' (AwA2-features.zip) of Animals with "
     "Attributes 2 from its authors' page (ISTA), for AwA2-features.txt and AwA2-labels.txt. Unpack it in the folder. "
-    f"Or put {AWA2_FEATURES} there, with features and labels in the npz format; "
+    f"Or put {AWA2_FEATURES} there, or {' and '.join(AWA2_STAND_INS)}, with features and labels in the npz format; "
     "ssse.experiments.extract.extract_features and save_features make one from images. docs/data.md shows all of it."
 )
 
@@ -133,7 +133,7 @@ def _partition_list(path: Path) -> dict[str, int]:
 
 
 def load_awa2(folder: str | Path) -> list[Features]:
-    """Animals with Attributes 2, from either official form; else pets.npz and animals50.npz; else awa2-features.npz.
+    """Animals with Attributes 2, from either official form; else awa2-features.npz; else pets.npz and animals50.npz.
 
     Without a split: the paper makes its own at random (`random_split`), and the stand-ins' splits mean other things.
 
@@ -145,9 +145,8 @@ def load_awa2(folder: str | Path) -> list[Features]:
         return [_awa2_matlab(mat)]
     if text := _find(folder, AWA2_FOLDERS, "AwA2-features.txt"):
         return [_awa2_text(folder, text)]
-    files = [folder / name for name in AWA2_STAND_INS if (folder / name).is_file()]
-    if not files and (folder / AWA2_FEATURES).is_file():
-        files = [folder / AWA2_FEATURES]
+    files = [folder / AWA2_FEATURES] if (folder / AWA2_FEATURES).is_file() else []
+    files = files or [folder / name for name in AWA2_STAND_INS if (folder / name).is_file()]
     if not files:
         raise MissingData(f"AwA2 is not in {_words(folder)}. {AWA2_REPAIR}")
     return [_without_split(file) for file in files]

@@ -260,14 +260,17 @@ class Network:
         curvature = self.curvature("head", rows="expected", structure="dense", damping=HEAD_DAMPING, parameters="head")
         step, seconds, look = self._erased(removal, curvature)
         names = curvature.layout.names
-        try:
-            searched, why = descent(
-                self.model, curvature, LOSS, list(look.splits["forgotten"]), step, self.batches, False
-            ).by_loss()
-        except Undecided as undecided:
-            searched, why = 1.0, f"undecided, so 1: {undecided}"
+        forget = list(look.splits["forgotten"])
+
+        def search() -> tuple[float, str]:
+            try:
+                return descent(self.model, curvature, LOSS, forget, step, self.batches, False).by_loss()
+            except Undecided as undecided:
+                return 1.0, f"undecided, so 1: {undecided}"
+
+        (searched, why), searching = timed(search, self.device)
         scales = np.union1d(SCALES, [searched])
-        return {"head": look.along(step, seconds, scales, names, searched=searched, why=why)}
+        return {"head": look.along(step, seconds, scales, names, searched=searched, search_seconds=searching, why=why)}
 
     def _baselines(self, removal: Removal) -> dict[str, Curve]:
         look, decay = self._look(removal), self.size.recipe.decay

@@ -50,11 +50,8 @@ def over_requests(answers: Answers, key: str, rate: float, label: str, values: V
     for answer in chosen:
         curve = answer["curves"][key]
         rows.append(values(curve, answer)[np.isin(numbers(curve["scales"]), scales)])
-    stacked = np.array(rows)
-    count = np.isfinite(stacked).sum(0)
-    with np.errstate(invalid="ignore", divide="ignore"):  # where every model overflowed there is no mean
-        mean = np.nansum(stacked, axis=0) / count
-        spread = np.sqrt(np.nansum((stacked - mean) ** 2, axis=0) / count)
+    defined = [row for row in rows if np.isfinite(row).any()] or rows
+    mean, spread = np.mean(defined, axis=0), np.std(defined, axis=0)  # no mean where one of them overflowed
     best = None
     if mark and np.isfinite(mean).any():
         loss = -mean if chosen[0]["curves"][key]["ratio_name"] == "γ" else mean
