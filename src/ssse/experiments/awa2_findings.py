@@ -127,6 +127,7 @@ def _past(answers: Answers, rates: list[float]) -> Finding:
     blocks, exact, searched, paper = (
         np.array([_mean(answers, m, r) for r in rates]) for m in (DEFAULT, EXACT, SEARCHED, PAPER)
     )
+    lost = [rate for rate, mine, theirs in zip(rates, searched, paper, strict=True) if mine > theirs]
     return Finding(
         "ε must be chosen with a retrained model.",
         f"mean gap for {percent(rates)}: {listed(paper)} points by the paper's rule; with expected rows over D∖S at "
@@ -135,7 +136,7 @@ def _past(answers: Answers, rates: list[float]) -> Finding:
         "Section 4",
         "no" if (searched <= paper).all() else "partly",
         "Expected rows have the scale of the Hessian; what is left is told by the loss on samples that stay."
-        + ("" if (searched <= paper).all() else " Where three quarters of a class go, one step falls short."),
+        + (f" Not for {percent(lost)}, where one step falls short." if lost else ""),
     )
 
 
