@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ssse
+from ssse.experiments.result import Target
 
 RESULTS = Path(__file__).parent / "results"
 DATA = Path("data")
@@ -27,16 +28,6 @@ DATA = Path("data")
 
 class MissingData(Exception):
     """The data a benchmark needs is not in the folder given by --data."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """One number that was promised, and what was measured."""
-
-    what: str
-    wanted: str
-    measured: str
-    met: bool
 
 
 @dataclass

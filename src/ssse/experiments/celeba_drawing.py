@@ -41,23 +41,13 @@ def drawings(answers: Answers, floors: Mapping[float, Mapping[str, Any]]) -> lis
     panels = [
         Panel(
             f"{rate:.0%} removed",
-            RATIO if rate == whole else "",
-            [over_requests(answers, m.key, rate, _short(m.label), values_of("ratio")) for m in BEYOND],
+            label if rate == whole else "",
+            [over_requests(answers, m.key, rate, _short(m.label), values_of(name)) for m in BEYOND],
             limits=(0, 1.02),
             level=0.5,
             span=SPAN,
         )
-        for rate in (whole, part)
-    ]
-    panels += [
-        Panel(
-            f"{rate:.0%} removed",
-            DISTANCE if rate == whole else "",
-            [over_requests(answers, m.key, rate, _short(m.label), values_of("distance")) for m in BEYOND],
-            limits=(0, 1.02),
-            level=0.5,
-            span=SPAN,
-        )
+        for name, label in (("ratio", RATIO), ("distance", DISTANCE))
         for rate in (whole, part)
     ]
     found.append(
