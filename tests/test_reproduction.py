@@ -11,12 +11,14 @@ import pytest
 import torch
 
 import ssse
-from ssse.experiments import awa2, celeba, cifar10, redraw
+from ssse.errors import InvalidData
+from ssse.experiments import awa2, celeba, cifar10
 from ssse.experiments.cache import Cache
 from ssse.experiments.digits import digit_attributes, digit_classes
 from ssse.experiments.extract import save_features
 from ssse.experiments.result import Result
 from ssse.experiments.settings import Settings
+from ssse.reproduction import redraw
 
 RESULTS = Path(__file__).parent.parent / "results"
 KEPT = sorted(path.parent.name for path in RESULTS.glob("*/results.json"))
@@ -178,3 +180,9 @@ def test_a_large_training_set_is_thinned_as_in_the_paper(tmp_path: Path, monkeyp
     assert whole.data.x.square().sum(1).mean() == pytest.approx(1)
     monkeypatch.setattr(celeba, "MANY", 500)
     assert len(celeba.prepare(settings)[0].data.x) == (split == 0).sum() // 10
+
+
+def test_where_no_attribute_is_rare_the_message_says_so(tmp_path: Path):
+    save_features(tmp_path / "faces.npz", torch.rand(60, 3), attributes=torch.ones(60, 2), split=torch.arange(60) % 3)
+    with pytest.raises(InvalidData, match="No attribute has at most 20% positives"):
+        celeba.prepare(Settings(tmp_path, "full", "cpu", show_progress=False))

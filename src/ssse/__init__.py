@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ssse.errors import SSSEError as SSSEError
     from ssse.errors import Undecided as Undecided
     from ssse.evaluation import evaluate as evaluate
-    from ssse.experiments import reproduce as reproduce
+    from ssse.reproduction import reproduce as reproduce
     from ssse.scanning import Scan as Scan
     from ssse.scanning import scan as scan
     from ssse.splits import four_splits as four_splits
@@ -45,7 +45,7 @@ _HOMES = {
     "Undecided": "ssse.errors",
     "Curvature": "ssse.curvature",
     "plan": "ssse.curvature",
-    "reproduce": "ssse.experiments",
+    "reproduce": "ssse.reproduction",
     "Diagnostics": "ssse.diagnostics",
     "Erasure": "ssse.erasure",
     "erase": "ssse.erasure",

@@ -16,7 +16,7 @@ import typer
 import ssse
 from ssse.errors import InvalidSetting, SSSEError
 from ssse.experiments import EXPERIMENTS
-from ssse.experiments import redraw as draw_again
+from ssse.reproduction import redraw as draw_again
 
 if TYPE_CHECKING:
     from rich.table import Table

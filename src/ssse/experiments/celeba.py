@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ssse.erasure import erase
+from ssse.errors import InvalidData
 from ssse.evaluation import evaluate
 from ssse.experiments import celeba_findings
 from ssse.experiments.cache import engine, key_of
@@ -259,6 +260,11 @@ def prepare(settings: Settings) -> tuple[Convex, list[Removal], str]:
     study = Convex(settings, data, "binary_cross_entropy", DECAY, Fits(blocks, blocks, blocks))
     share = data.y.mean(0)
     rare = {a: found.names[a] for a in range(len(found.names)) if 0 < share[a] <= RARE}
+    if not rare:
+        raise InvalidData(
+            f"No attribute has at most {RARE:.0%} positives among the {len(train):,} training samples, so none "
+            "can be removed. Look at 'attributes' and 'split' of the features."
+        )
     rates = RATES
     if settings.small and settings.data is not None:
         rare, rates = dict(list(rare.items())[:FEW]), RATES[1::2]

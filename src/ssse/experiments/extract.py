@@ -68,7 +68,7 @@ def extract_features(
 
 def _watched(images: Iterable[Any], progress: bool) -> Iterable[Any]:
     console = Console(stderr=True)
-    total = len(images) if hasattr(images, "__len__") else None  # type: ignore[arg-type]
+    total = len(images) if hasattr(images, "__len__") else None  # type: ignore[arg-type]  # just asked
     hidden = not (progress and console.is_terminal)
     return track(images, "Extracting features", total, console=console, transient=True, disable=hidden)
 
@@ -149,7 +149,7 @@ def _write_whole(target: Path, arrays: dict[str, np.ndarray]) -> None:
     temporary = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
     try:
         with open(temporary, "xb") as handle:
-            np.savez(handle, **arrays)  # type: ignore[arg-type]
+            np.savez(handle, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(temporary, target)

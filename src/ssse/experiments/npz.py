@@ -62,8 +62,10 @@ def read_arrays(path: Path, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
                 raise ValueError("it is a single array")
             arrays = {key: stored[key] for key in keys if key in stored}
     except Exception as error:  # a damaged file makes zipfile, zlib and numpy raise nearly anything
+        # numpy's words on pickles recommend to load them, which is never the repair
+        why = "it does not begin as one" if "pickle" in str(error) else f"{type(error).__name__}: {error}"
         raise InvalidData(
-            f"'{path}' cannot be read as an npz file ({type(error).__name__}: {error}). It is truncated or damaged, or "
+            f"'{path}' cannot be read as an npz file ({why}). It is truncated or damaged, or "
             "holds Python objects: copy or download it again, or write it again with "
             "ssse.experiments.extract.save_features."
         ) from error
