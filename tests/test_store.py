@@ -298,14 +298,14 @@ def test_a_disk_that_is_too_small_is_noticed_beforehand(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-STEPS = [("save_file", 0), ("save_file", 2), ("_digests", 0), ("_fsync", 0), ("_fsync", 3), ("rename", 0)]
+STEPS = [("save_file", 0), ("save_file", 2), ("_digests", 0), ("sync", 0), ("sync", 3), ("rename", 0)]
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize(("step", "call"), STEPS)
 def test_an_interrupted_save_leaves_nothing(tmp_path, monkeypatch, step, call, error):
     curvature = small(blocks="output")
-    home = store.os if step == "rename" else store
+    home = {"rename": store.os, "sync": store.files}.get(step, store)
     original, calls = getattr(home, step), iter(range(100))
 
     def failing(*args, **kwargs):
@@ -396,11 +396,11 @@ def dies_at(name, call, owner):
     return prepare
 
 steps = [("save_file", 0, store), ("save_file", 1, store), ("_digests", 0, store), ("write_text", 0, Path)]
-steps += [("_fsync", call, store) for call in range(6)] + [("rename", 0, os)]
+steps += [("sync", call, store.files) for call in range(6)] + [("rename", 0, os)]
 for step in steps:
     assert attempt(home / f"{step[0]}-{step[1]}", dies_at(*step)) == (False, True), step
 # The seventh is that of the parent, after the rename.
-assert attempt(home / "after", dies_at("_fsync", 6, store)) == (True, True)
+assert attempt(home / "after", dies_at("sync", 6, store.files)) == (True, True)
 
 started = time.perf_counter()
 curvature.save(home / "whole")

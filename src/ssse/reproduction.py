@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from ssse import environment
 from ssse.errors import InvalidSetting
 from ssse.experiments import Scale, Spec, find
 
@@ -62,8 +63,8 @@ def reproduce(
     result.seed = seed
     line = command or provenance.command(spec.name, data, output, scale, device, seed, cache)
     result.command = provenance.without_folders(line)
-    result.date, result.machine = provenance.today(), provenance.machine(place)
-    result.versions = provenance.versions()
+    result.date, result.machine = environment.today(), environment.machine(place)
+    result.versions = environment.versions()
     result.page = write(result, place_of(result, output))
     write_overview(output)
     return result

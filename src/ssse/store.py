@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ssse import files
 from ssse.errors import BrokenArtefact
 from ssse.fingerprint import digest_tensor
 
@@ -42,22 +43,21 @@ def write_folder(folder: str | os.PathLike[str], tensors: Mapping[str, Tensor], 
         raise OSError(errno.ENOSPC, f"The curvature needs {needed:,} bytes and {free:,} are free", str(target.parent))
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        files = _group_into_files(tensors)
-        for name, group in files.items():
+        parts = _group_into_files(tensors)
+        for name, group in parts.items():
             save_file({key: value.detach().cpu().contiguous() for key, value in group.items()}, temporary / name)
-        digests = _digests({name: {k: v for k, v in group.items()} for name, group in files.items()})
+        digests = _digests({name: {k: v for k, v in group.items()} for name, group in parts.items()})
         forms = {key: _form(value) for key, value in tensors.items()}
         body = {"format": FORMAT_VERSION, **manifest, "tensors": digests, "forms": forms}
         body["digest"] = _digest_manifest(body)
         (temporary / MANIFEST).write_text(json.dumps(body, indent=1, ensure_ascii=False), encoding="utf-8")
-        temporary.chmod(0o777 & ~_umask())  # mkdtemp makes folders that only the owner can read
-        for path in [*temporary.iterdir(), temporary]:
-            _fsync(path)
+        temporary.chmod(0o777 & ~files.umask())  # mkdtemp makes folders that only the owner can read
+        files.sync_all(temporary)
         os.rename(temporary, target)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _fsync(target.parent)
+    files.sync(target.parent)
 
 
 def read_folder(
@@ -143,17 +143,3 @@ def _form(tensor: Tensor) -> list[Any]:
 def _digest_manifest(manifest: Mapping[str, Any]) -> str:
     body = {key: value for key, value in manifest.items() if key != "digest"}
     return hashlib.sha256(json.dumps(body, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
-
-
-def _umask() -> int:
-    value = os.umask(0)
-    os.umask(value)
-    return value
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

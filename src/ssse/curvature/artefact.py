@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from ssse.curvature.planning import Plan, Wanted
 from ssse.curvature.recurrence import Recurrence
 from ssse.curvature.structure import Structure
 from ssse.curvature.truncated import Truncated
+from ssse.environment import now
 from ssse.errors import BrokenArtefact, InvalidData, InvalidSetting
 from ssse.fingerprint import Fingerprint
 from ssse.losses import LossLike
@@ -79,7 +79,7 @@ class Curvature:
     joint: JointState | None = None
     calibrated: Calibrated | None = None
     group: int = 1024
-    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    created: str = field(default_factory=now)
 
     @classmethod
     def fit(
@@ -223,7 +223,7 @@ class Curvature:
         return {
             "library": {"ssse": __version__, "torch": torch.__version__},
             "created": self.created,
-            "written": datetime.now(UTC).isoformat(timespec="seconds"),
+            "written": now(),
             "model": asdict(self.fingerprint),
             "linear": None if self.linear is None else asdict(self.linear),
             "loss": self.loss,

@@ -11,7 +11,6 @@ import inspect
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import cache as once
@@ -25,6 +24,7 @@ from torch import Tensor
 import ssse
 from ssse.curvature.artefact import Curvature
 from ssse.errors import BrokenArtefact
+from ssse.files import write_atomically
 from ssse.store import read_folder, write_folder
 
 SHOWN = ("cli", "__main__", "demo", "figures")  # what only shows numbers does not change them
@@ -63,7 +63,7 @@ class Cache:
 
         def write(path: Path, value: Any) -> None:
             body = json.dumps(value)
-            write_text(path, f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n")
+            write_atomically(path, f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n")
 
         def read(path: Path) -> Any:
             digest, _, body = path.read_text(encoding="utf-8").partition("\n")
@@ -97,7 +97,7 @@ class Cache:
         self.made, self._worked = self.made + 1, self._worked + own
         seconds[key] = own
         self._count(seconds)
-        write_text(clock, json.dumps(seconds))
+        write_atomically(clock, json.dumps(seconds))
         try:
             write(path, value)
         except OSError:
@@ -137,22 +137,6 @@ def engine() -> str:
     root = Path(inspect.getfile(ssse)).parent
     digest = hashlib.sha256(torch.__version__.encode())
     for path in sorted(root.rglob("*.py")):
-        if path.parent.name not in ("experiments", "report") and path.stem not in SHOWN:
+        if path.parent.name not in ("experiments", "report", "workspace", "cli") and path.stem not in SHOWN:
             digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()
-
-
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all: to a temporary file beside it, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

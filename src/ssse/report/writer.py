@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ssse.experiments.cache import write_text
 from ssse.experiments.result import Result
+from ssse.files import write_atomically
 from ssse.report import markdown, page, svg
 from ssse.report.overview import overview
 
@@ -22,10 +22,10 @@ def write(result: Result, folder: Path) -> Path:
     # Everything is made before anything is written, and results.json comes last: it says which figures there are.
     stale = _figures_before(folder) - files.keys()
     for name, text in files.items():
-        write_text(folder / name, text)
+        write_atomically(folder / name, text)
     for name in stale:
         (folder / name).unlink(missing_ok=True)
-    write_text(folder / "results.json", body + "\n")
+    write_atomically(folder / "results.json", body + "\n")
     return folder / "page.html"
 
 
@@ -39,7 +39,7 @@ def as_json(result: Result) -> str:
 
 def write_overview(output: Path) -> Path:
     """README.md over all experiments in the folder."""
-    write_text(output / "README.md", overview(output))
+    write_atomically(output / "README.md", overview(output))
     return output / "README.md"
 
 

@@ -1,0 +1,125 @@
+"""Files on a disk that may fill up or lose its power: digests, atomic writes, shredding. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+CHUNK = 1 << 20
+
+
+def sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a failing disk does not say where
+        raise
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file below a folder, by its path in it; hashing releases the interpreter, so in threads."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        made = list(pool.map(sha256, found))
+    return {path.relative_to(folder).as_posix(): digest for path, digest in zip(found, made, strict=True)}
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def size(path: Path) -> int:
+    """0 where there is no such file; another process may remove it at any moment."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def behind_link(folder: Path, name: str) -> bool:
+    """Whether a file of the folder, or a folder on the way to it, is a symbolic link."""
+    steps = Path(name).parts
+    return any((folder / Path(*steps[: i + 1])).is_symlink() for i in range(len(steps)))
+
+
+def digest_of(files: dict[str, str]) -> str:
+    """One digest for several files."""
+    return hashlib.sha256("".join(f"{name}={files[name]};" for name in sorted(files)).encode()).hexdigest()
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """The new content or the old, never a part; on the disk when this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as opened:
+            opened.write(content.encode() if isinstance(content, str) else content)
+            opened.flush()
+            os.fchmod(opened.fileno(), 0o666 & ~umask())
+            os.fsync(opened.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def point(link: Path, target: str) -> None:
+    """Make a symbolic link point somewhere else, in one step."""
+    temporary = link.with_name(f".{link.name}-{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, link)
+    sync(link.parent)
+
+
+def sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_all(folder: Path) -> None:
+    for path in [*folder.rglob("*"), folder]:
+        sync(path)
+
+
+def shred(path: Path) -> None:
+    """Overwrite a file, or all files of a folder, and remove it. Journals, snapshots, flash memory may keep copies."""
+    if path.is_dir() and not path.is_symlink():
+        for child in sorted(path.iterdir()):
+            shred(child)
+        path.rmdir()
+        return
+    if path.is_file() and not path.is_symlink():
+        _overwrite(path)
+    path.unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Of something that holds nothing to be forgotten, or whose writing was never finished."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _overwrite(path: Path) -> None:
+    left = path.stat().st_size
+    with path.open("r+b", buffering=0) as opened:
+        while left > 0:
+            left -= opened.write(bytes(min(left, CHUNK)))
+        os.fsync(opened.fileno())
+
+
+def umask() -> int:
+    value = os.umask(0)
+    os.umask(value)
+    return value
