@@ -1,0 +1,56 @@
+"""Named arrays: npz and safetensors files, folders of npy. Nothing in them is ever unpickled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+from torch import Tensor
+
+from ssse.errors import InvalidData
+from ssse.workspace.wording import listing, reading
+
+Wanted = Callable[[Sequence[str]], Sequence[str]]  # the keys of a file → those to read; the others may be anything
+
+
+def read_npz(path: Path, wanted: Wanted) -> dict[str, np.ndarray]:
+    """Read into memory, as a zip file cannot be mapped."""
+    with reading(path, "an npz file"), open(path, "rb") as handle:  # opened here: numpy leaves a damaged one open
+        stored = np.load(handle, allow_pickle=False)
+        if not isinstance(stored, np.lib.npyio.NpzFile):
+            raise InvalidData(
+                f"'{path}' is a single array, not an npz file. Write it with numpy.savez(path, x=…, y=…)."
+            )
+        with stored:
+            doubled = [key for key in set(stored.files) if stored.files.count(key) > 1]
+            if doubled:
+                raise InvalidData(f"'{path}' holds {listing(sorted(doubled))} more than once. Write it again.")
+            arrays = {key: stored[key] for key in wanted(stored.files)}
+    for key, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise InvalidData(f"'{path}': {key!r} is not an array. Write the file again with numpy.savez.")
+    return arrays
+
+
+def read_npy_folder(folder: Path, wanted: Wanted) -> dict[str, np.ndarray]:
+    """x.npy, y.npy, …, mapped; copy-on-write, so that nothing can reach the files."""
+    files = {path.stem: path for path in sorted(folder.glob("*.npy")) if path.is_file()}
+    if not files:
+        raise InvalidData(f"'{folder}' is a folder without npy files; it should hold x.npy, y.npy and, maybe, ids.npy.")
+    arrays = {}
+    for key in wanted(list(files)):
+        with open(files[key], "rb"):  # who may not read it is told so, not that the file is damaged
+            pass
+        with reading(files[key], "an npy file"):
+            arrays[key] = np.lib.format.open_memmap(files[key], mode="c")  # refuses everything that needs pickle
+    return arrays
+
+
+def read_safetensors(path: Path, wanted: Wanted) -> dict[str, Tensor]:
+    """Mapped; tensors hold no texts, so ids must be whole numbers."""
+    with open(path, "rb"):
+        pass
+    with reading(path, "a safetensors file"), safe_open(path, framework="pt") as opened:
+        return {key: opened.get_tensor(key) for key in wanted(list(opened.keys()))}

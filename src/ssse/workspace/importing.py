@@ -1,0 +1,119 @@
+"""`pkg.module:name` → the user's object."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ssse.errors import InvalidSetting
+from ssse.workspace.wording import cause, did_you_mean
+
+DOTTED = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+SPEC = re.compile(rf"({DOTTED}):({DOTTED})")
+
+_found_under: dict[str, Path] = {}  # module → the folder that it was imported from by us
+
+
+def is_spec(text: str) -> bool:
+    return SPEC.fullmatch(text) is not None
+
+
+@contextmanager
+def searching(folder: Path | None) -> Iterator[None]:
+    """The folder comes first where modules are looked for."""
+    if folder is None:
+        yield
+        return
+    entry = str(folder.resolve())
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        if entry in sys.path:  # the user's module may have changed it as well
+            sys.path.remove(entry)
+
+
+def import_object(spec: str, search: Path | None, what: str) -> Any:
+    """The object that `pkg.module:name` names.
+
+    Args:
+        search: a folder to look in before the installed packages. what: the word for messages, as "model".
+    Raises:
+        InvalidSetting: not of that form, no such module or name, or the import itself raised.
+    """
+    match = SPEC.fullmatch(spec)
+    if match is None:
+        raise InvalidSetting(
+            f"The {what} must be given as pkg.module:name, for instance my_project.training:{what}, not {spec!r}."
+        )
+    module_name, name = match.groups()
+    module = _import(module_name, search, f"The {what} '{spec}'")
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            home = getattr(module, "__file__", None) or "built into Python"
+            raise InvalidSetting(
+                f"The {what} '{spec}': '{module_name}' ({home}) has no '{name}'.{did_you_mean(part, _public(found))}"
+            )
+        found = getattr(found, part)
+    return found
+
+
+def _import(name: str, search: Path | None, label: str) -> ModuleType:
+    folder = None if search is None else search.resolve()
+    if folder is not None:
+        _forget_other_folders(folder)
+    before = set(sys.modules)
+    importlib.invalidate_caches()  # the file may have been written a moment ago
+    try:
+        with searching(folder):
+            module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
+            raise InvalidSetting(
+                f"{label}: importing '{name}' raised {cause(error)}. Install what it needs beside ssse ({sys.prefix})."
+            ) from error
+        places = "the installed packages" if folder is None else f"'{folder}' and the installed packages"
+        near = [] if folder is None or not folder.is_dir() else [p.stem for p in folder.iterdir() if _importable(p)]
+        raise InvalidSetting(
+            f"{label}: there is no module '{error.name}' in {places}.{did_you_mean(error.name, sorted(near))}"
+        ) from error
+    except (Exception, SystemExit) as error:  # a script without a guard may leave by sys.exit
+        raise InvalidSetting(
+            f"{label}: importing '{name}' raised {cause(error)}. Make the module importable without side effects."
+        ) from error
+    finally:
+        if folder is not None:
+            _note_modules_of(folder, before)
+    return module
+
+
+def _forget_other_folders(folder: Path) -> None:
+    """A model.py of one folder must not answer for the model.py of another."""
+    for name in [name for name, home in _found_under.items() if home != folder]:
+        sys.modules.pop(name, None)
+        del _found_under[name]
+
+
+def _note_modules_of(folder: Path, before: set[str]) -> None:
+    """What came new from the folder itself; installed packages may lie deeper in it (.venv) and stay imported."""
+    for name in [name for name in sys.modules if name.split(".")[0] not in before]:
+        place = folder.joinpath(*name.split("."))
+        file = getattr(sys.modules[name], "__file__", None)
+        of_the_folder = file in (f"{place}.py", str(place / "__init__.py"))
+        if of_the_folder or (file is None and place.is_dir()):  # a package may do without __init__.py
+            _found_under[name] = folder
+
+
+def _importable(path: Path) -> bool:
+    return path.suffix == ".py" or (path.is_dir() and path.name.isidentifier())
+
+
+def _public(found: Any) -> list[str]:
+    return [name for name in dir(found) if not name.startswith("_")]
