@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import save_file
 from torch import Tensor
 
-from ssse.workspace.sources import Columns, Source, open_source
+from ssse.intake.sources import Columns, Source, open_source
 
 X = np.random.default_rng(3).normal(size=(7, 3))
 Y = np.array([0, 2, 1, 1, 0, 2, 2])

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ssse.errors import InvalidData, InvalidSetting
-from ssse.workspace.sources import Columns
+from ssse.intake.sources import Columns
 from tests.sourcing import FORMATS, IDS, NUMBERS, Bomb, X, Y, opened, standard, write
 
 every_format = pytest.mark.parametrize("form", FORMATS)

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ssse.errors import InvalidData, InvalidModel, InvalidSetting
-from ssse.workspace.importing import import_object
-from ssse.workspace.models import build_model, load_weights, read_weights, weights_of, write_weights
+from ssse.intake.importing import import_object
+from ssse.intake.models import build_model, load_weights, read_weights, weights_of, write_weights
 from tests.sourcing import Bomb
 
 USER = """

@@ -509,3 +509,11 @@ def test_names_of_any_alphabet_survive_any_locale(tmp_path, monkeypatch):
     monkeypatch.setattr(io, "text_encoding", lambda encoding, stacklevel=2: encoding or "ascii")
     curvature.save(tmp_path / "curvature")
     assert same(ssse.Curvature.load(tmp_path / "curvature"), curvature)
+
+
+def test_who_may_read_the_folder_may_read_its_files(tmp_path):
+    """safetensors makes files for their owner alone."""
+    small().save(tmp_path / "curvature")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "curvature").iterdir()}
+    (tmp_path / "usual").touch()
+    assert set(modes.values()) == {(tmp_path / "usual").stat().st_mode & 0o777}, modes

@@ -6,8 +6,12 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 CHUNK = 1 << 20
 
@@ -69,6 +73,15 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     sync(path.parent)
 
 
+@contextmanager
+def safetensors_in_words(path: Path) -> Iterator[None]:
+    """A full disk is no OSError where safetensors meets it."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(f"'{path}' cannot be written: {error}.") from error
+
+
 def point(link: Path, target: str) -> None:
     """Make a symbolic link point somewhere else, in one step."""
     temporary = link.with_name(f".{link.name}-{os.getpid()}")
@@ -84,6 +97,14 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def allow_as_usual(folder: Path) -> None:
+    """safetensors writes files that only their owner may read; who serves the model may be somebody else."""
+    allowed = 0o666 & ~umask()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(allowed)
 
 
 def sync_all(folder: Path) -> None:

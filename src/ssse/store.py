@@ -52,6 +52,7 @@ def write_folder(folder: str | os.PathLike[str], tensors: Mapping[str, Tensor], 
         body["digest"] = _digest_manifest(body)
         (temporary / MANIFEST).write_text(json.dumps(body, indent=1, ensure_ascii=False), encoding="utf-8")
         temporary.chmod(0o777 & ~files.umask())  # mkdtemp makes folders that only the owner can read
+        files.allow_as_usual(temporary)
         files.sync_all(temporary)
         os.rename(temporary, target)
     except BaseException:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ssse.errors import InvalidData
-from ssse.workspace.arrays import read_npy_folder, read_npz, read_safetensors
-from ssse.workspace.columns import (
+from ssse.intake.arrays import read_npy_folder, read_npz, read_safetensors
+from ssse.intake.columns import (
     PLACE,
     Columns,
     Spot,
@@ -22,12 +22,12 @@ from ssse.workspace.columns import (
     places_as_ids,
     tensor_of,
 )
-from ssse.workspace.datasets import DatasetSource, arrays_in, import_data
-from ssse.workspace.importing import import_object, is_spec
-from ssse.workspace.parquet import read_parquet
-from ssse.workspace.samples import ArraySource, Batches, Source
-from ssse.workspace.tables import read_csv
-from ssse.workspace.wording import require_file
+from ssse.intake.datasets import DatasetSource, arrays_in, import_data
+from ssse.intake.importing import import_object, is_spec
+from ssse.intake.parquet import read_parquet
+from ssse.intake.samples import ArraySource, Batches, Source
+from ssse.intake.tables import read_csv
+from ssse.intake.wording import require_file
 
 __all__ = ["Batches", "Columns", "Source", "import_object", "open_source"]
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ssse.errors import InvalidData, InvalidSetting
-from ssse.workspace.columns import Columns, choose_columns
-from ssse.workspace.tables import LINES_AT_A_TIME, Table, unique
-from ssse.workspace.wording import reading
+from ssse.intake.columns import Columns, choose_columns
+from ssse.intake.tables import LINES_AT_A_TIME, Table, unique
+from ssse.intake.wording import reading
 
 
 def read_parquet(path: Path, columns: Columns, dtype: torch.dtype) -> Table:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ssse.errors import InvalidData
-from ssse.workspace.columns import Columns, Keys, Spot, choose_columns
-from ssse.workspace.wording import cause, listing
+from ssse.intake.columns import Columns, Keys, Spot, choose_columns
+from ssse.intake.wording import cause, listing
 
 LINES_AT_A_TIME = 4096
 WHOLE = re.compile(r"[+-]?[0-9]+")

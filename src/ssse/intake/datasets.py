@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from ssse.batches import Batch, check_repeatable, read_batch
 from ssse.errors import InvalidData, SSSEError
-from ssse.workspace.columns import PLACE, Columns, choose_columns, ids_of, places_as_ids, places_in
-from ssse.workspace.importing import import_object, searching
-from ssse.workspace.samples import Source
-from ssse.workspace.wording import cause, listing
+from ssse.intake.columns import PLACE, Columns, choose_columns, ids_of, places_as_ids, places_in
+from ssse.intake.importing import import_object, searching
+from ssse.intake.samples import Source
+from ssse.intake.wording import cause, listing
 
 Arrays = Mapping[str, np.ndarray | Tensor]
 

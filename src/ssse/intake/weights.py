@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ssse.errors import InvalidData
-from ssse.workspace.arrays import read_safetensors
-from ssse.workspace.wording import listing, reading, require_file
+from ssse.intake.arrays import read_safetensors
+from ssse.intake.wording import listing, reading, require_file
 
 SAFETENSORS = ".safetensors"
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")

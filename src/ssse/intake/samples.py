@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ssse.batches import Batch, Inputs
 from ssse.errors import InvalidData, InvalidSetting
-from ssse.workspace.wording import did_you_mean, listing
+from ssse.intake.wording import did_you_mean, listing
 
 SHOWN_IDS = 5
 # PyTorch stores these but hardly computes with them.
