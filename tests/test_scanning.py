@@ -325,6 +325,18 @@ def test_overflow_is_nan_there_and_nowhere_else(name):
     assert curve["ratio"][:-1] == wanted.ratio.tolist()  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("retrained", [True, False])
+def test_the_curve_comes_back_from_json(retrained):
+    subject = SUBJECTS[0]
+    found = subject.scan(scales=(0.05, 1.0, 1.7e308), **({} if retrained else {"retrained": None}))
+    stored = json.dumps(found.to_dict())
+    again = ssse.Scan.from_dict(json.loads(stored))
+    assert json.dumps(again.to_dict()) == stored
+    assert np.isnan(again.accuracy["retained"][-1])
+    assert (again.ratio is None) == (not retrained)
+    np.testing.assert_array_equal(again.scales, found.scales)
+
+
 def test_a_network_that_says_the_same_of_everything_has_no_ratio_there():
     """Every unit dead at a large ε: the AUC of constant scores means nothing, and the rest of the scan goes on."""
     sample = problems.mlp("binary_cross_entropy")

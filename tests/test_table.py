@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from ssse.table import Evaluation
 from tests.evaluating import CASES, SIZES, evaluate, family, model, near, number
 
 # ── what is shown ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -113,6 +114,14 @@ def test_json_and_dict():
     assert found["noise_floor"] == SHOWN.floors
     assert found["seeds"]["erased"] == 2
     assert [m["key"] for m in found["measures"]] == [m.key for m in SHOWN.measures]
+
+
+@pytest.mark.parametrize("retrained", [1, 4])
+def test_the_table_comes_back_from_json(retrained):
+    found = evaluate(family(retrained, retrained), CASES["attributes"].splits, loss_fn="binary_cross_entropy")
+    again = Evaluation.from_dict(json.loads(found.to_json()))
+    assert again == found
+    assert str(again) == str(found)
 
 
 def test_frame():

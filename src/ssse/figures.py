@@ -74,7 +74,7 @@ def scan_figure(scan: Scan, chosen: float | None = None) -> Figure:
     figure, axes = new_figure(3.7 * len(panels), 3.1, len(panels))
     for ax, draw in zip(axes, panels, strict=True):
         draw(ax)
-        ax.set_xscale("log")
+        _log_scale(ax, scan.scales)
         if len(scan.scales) > 1:
             ax.set_xlim(scan.scales[0], scan.scales[-1])
         ax.set_xlabel("scale ε")
@@ -116,7 +116,7 @@ def heat_map(calibration: Calibration) -> Figure:
     )
     image.set_clim(low, high)
     ax.grid(False)
-    ax.set_xscale("log")
+    _log_scale(ax, scan.scales)
     ax.set_yscale("log")
     ax.set_yticks(dampings, [f"{v:.2g}" for v in dampings])
     ax.set_yticks([], minor=True)
@@ -192,6 +192,17 @@ def _dots(ax: Axes, evaluation: Evaluation, measures: list[Any], title: str) -> 
     ax.set_yticks(range(len(measures)), [m.title.replace("KL(retrained ‖ model), ", "KL on ") for m in measures])
     ax.set_ylim(len(measures) - 0.5, -0.5)
     ax.set_xlabel(title)
+
+
+def _log_scale(ax: Axes, scales: np.ndarray) -> None:
+    """ε as plain numbers; below three decades between the powers of ten too, where matplotlib's own labels collide."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
+    ax.set_xscale("log")
+    few = scales[-1] < 1e3 * scales[0]
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=12))
+    ax.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _cell_edges(values: np.ndarray) -> np.ndarray:

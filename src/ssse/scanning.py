@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +100,34 @@ class Scan:
             "original_p": self.original_p,
             "mean_gap": numbers(self.mean_gap),
         }
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Scan:
+        """The curve that `to_dict`, or JSON made of it, was written from; how many passes it took is not kept."""
+
+        def array(values: Sequence[float | None]) -> np.ndarray:
+            return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+        def known(name: str) -> np.ndarray | None:
+            return None if stored[name] is None else array(stored[name])
+
+        return cls(
+            scales=array(stored["scales"]),
+            accuracy={split: array(values) for split, values in stored["accuracy"].items()},
+            counts=dict(stored["counts"]),
+            chance=stored["chance"],
+            ratio_name=stored["ratio_name"],
+            recognised=known("recognised"),
+            ratio=known("ratio"),
+            apart=stored["apart"],
+            divergence=known("divergence"),
+            distance=known("distance"),
+            attack=known("attack"),
+            original_attack=stored["original_attack"],
+            original_p=stored["original_p"],
+            original_divergence=stored["original_divergence"],
+            retrained=None if stored["retrained"] is None else dict(stored["retrained"]),
+        )
 
     def figure(self) -> Figure:
         """γ or δ, the KL, the parameter distance, and the accuracies against ε, as the paper's Figures 2 to 4."""

@@ -6,7 +6,7 @@ import html
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +101,21 @@ class Evaluation:
             "flags": list(self.flags),
         }
 
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Evaluation:
+        """The table that `to_dict`, or JSON made of it, was written from."""
+        values = stored["values"].items()
+        return cls(
+            models=tuple(stored["models"]),
+            seeds=dict(stored["seeds"]),
+            counts=dict(stored["counts"]),
+            measures=tuple(Measure(**measure) for measure in stored["measures"]),
+            cells={key: {name: Cell(**cell) for name, cell in row.items()} for key, row in values},
+            floors=dict(stored["noise_floor"]),
+            floor_spreads=dict(stored["noise_floor_spread"]),
+            flags=tuple(stored["flags"]),
+        )
+
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), ensure_ascii=False, indent=1, allow_nan=False)
 
@@ -140,7 +155,7 @@ class Evaluation:
     def _table(self, models: Sequence[str]) -> Table:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         table.add_column("", no_wrap=True)
-        columns = self._columns(models)
+        columns = self.columns(models)
         for title, texts in columns:
             style = "dim" if title == FLOOR else None
             table.add_column(escape(title), justify="right", style=style, min_width=_least(title, texts))
@@ -152,8 +167,8 @@ class Evaluation:
             table.add_row(f"  {escape(measure.title)}", *(escape(texts[i]) for _, texts in columns))
         return table
 
-    def _columns(self, models: Sequence[str]) -> list[tuple[str, list[str]]]:
-        """Title and cells of each, the noise floor last."""
+    def columns(self, models: Sequence[str]) -> list[tuple[str, list[str]]]:
+        """Title and cells of each as they are shown, a cell a measure; the noise floor last."""
         columns = []
         for name in models:
             title = f"{name} (×{self.seeds[name]})" if self.seeds[name] > 1 else f"{name}"
@@ -165,7 +180,7 @@ class Evaluation:
     def _least_width(self, models: Sequence[str]) -> int:
         """Labels, columns with two spaces before each, and the edges of the box."""
         labels = [2 + len(m.title) for m in self.measures] + [len(m.group) for m in self.measures]
-        return 2 + max(labels) + sum(2 + _least(title, texts) for title, texts in self._columns(models))
+        return 2 + max(labels) + sum(2 + _least(title, texts) for title, texts in self.columns(models))
 
     def _floor_text(self, measure: Measure) -> str:
         floor = self.floors.get(measure.key)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from ssse.experiments.result import Grid, Result
 from ssse.report import svg, words
+from ssse.report.templates import template
 
 NARROWEST = 0.7  # of its own width, before a figure on a phone is scrolled instead of shrunk
 
 
 def render(result: Result, drawings: Mapping[str, str]) -> str:
     """`drawings`: the SVG files, by the name of the figure."""
-    return _template().render(
+    return template("page.html.j2").render(
         result=result,
         words=words,
         figures=[
@@ -33,16 +32,3 @@ def render(result: Result, drawings: Mapping[str, str]) -> str:
 def _columns(grid: Grid) -> dict[str, Any]:
     numeric = [bool(grid.rows) and all(words.is_number(row[j]) for row in grid.rows) for j in range(len(grid.columns))]
     return {"grid": grid, "numeric": numeric}
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("ssse", "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("page.html.j2")

@@ -1,0 +1,138 @@
+"""What the ledger says, put together: which requests came, what became of each, and what holds now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+Entry = Mapping[str, Any]
+OUTCOMES = ("received", "erased", "refused")  # what makes a request one
+STATES = ("created", "fitted", "calibrated", "erased")  # what leaves a state of weights and curvature behind
+State = Literal["erased", "unsealed", "refused", "pending", "nothing"]
+
+
+@dataclass
+class Request:
+    """One deletion request, and its latest entry of each kind.
+
+    `state`: "unsealed" is erased, but no entry says what became of the old weights and curvature; "nothing" is a
+    request whose samples had all been erased before.
+    """
+
+    id: str
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    @property
+    def state(self) -> State:
+        received, erased, refused = (self._place(kind) for kind in OUTCOMES)
+        if received > max(erased, refused):
+            if self.details("received").get("k") != 0:
+                return "pending"
+            if not erased:
+                return "nothing"
+        if erased > refused:
+            return "erased" if self._place("sealed") > erased else "unsealed"
+        return "refused" if refused else "pending"
+
+    @property
+    def received(self) -> str:
+        return min((entry["time"] for entry in self.entries.values()), default="")
+
+    @property
+    def answered(self) -> str | None:
+        kind = {"erased": "erased", "unsealed": "erased", "refused": "refused"}.get(self.state)
+        return None if kind is None else self.entries[kind]["time"]
+
+    @property
+    def done(self) -> bool:
+        return self.state in ("erased", "unsealed")
+
+    @property
+    def verdict(self) -> str | None:
+        if self.state == "refused":
+            return "refused"
+        return self.diagnostics.get("verdict") or self.details("erased").get("verdict") if self.done else None
+
+    @property
+    def diagnostics(self) -> Mapping[str, Any]:
+        return self.details("refused" if self.state == "refused" else "erased").get("diagnostics") or {}
+
+    @property
+    def k(self) -> int | None:
+        found = (self.details(kind).get("k") for kind in ("erased", "received", "refused"))
+        return next((k for k in found if k is not None), None)
+
+    def details(self, kind: str) -> Mapping[str, Any]:
+        return self.entries[kind]["details"] if kind in self.entries else {}
+
+    def _place(self, kind: str) -> int:
+        return self.entries[kind]["seq"] if kind in self.entries else 0
+
+
+class Story:
+    """Everything that the page says, as the entries have it."""
+
+    def __init__(self, entries: Sequence[Entry]):
+        self.entries = list(entries)
+
+    @cached_property
+    def requests(self) -> list[Request]:
+        """In the order in which they came."""
+        found: dict[str, Request] = {}
+        for entry in self.entries:
+            name, kind = entry["request"], entry["kind"]
+            if name is not None and kind in OUTCOMES:
+                found.setdefault(name, Request(name)).entries[kind] = entry
+            elif name in found:
+                found[name].entries[kind] = entry
+        return list(found.values())
+
+    @cached_property
+    def erasures(self) -> list[Request]:
+        """Those that were carried out, in the order in which that was done."""
+        return sorted((r for r in self.requests if r.done), key=lambda r: r.entries["erased"]["seq"])
+
+    def of(self, *states: State) -> list[Request]:
+        return [request for request in self.requests if request.state in states]
+
+    def all(self, kind: str) -> list[Entry]:
+        return [entry for entry in self.entries if entry["kind"] == kind]
+
+    def last(self, *kinds: str, having: str | None = None) -> Entry | None:
+        """The latest entry of these kinds (of all, if none is named) that says something about `having`."""
+        for entry in reversed(self.entries):
+            if (not kinds or entry["kind"] in kinds) and (having is None or entry["details"].get(having) is not None):
+                return entry
+        return None
+
+    def known(self, name: str, *kinds: str) -> Any:
+        """The latest value of a detail; None where no entry has one."""
+        entry = self.last(*kinds, having=name)
+        return None if entry is None else entry["details"][name]
+
+    @cached_property
+    def erased_samples(self) -> int:
+        return sum(request.details("erased").get("k") or 0 for request in self.erasures)
+
+    @cached_property
+    def samples(self) -> int | None:
+        """Of the training data: those of the last fit, less those erased since, and all that were ever erased."""
+        fitted = self.last("fitted", having="n")
+        if fitted is None:
+            first = next(iter(self.all("erased")), None)
+            return None if first is None else first["details"].get("n")
+        since = sum(e["details"].get("k") or 0 for e in self.all("erased") if e["seq"] > fitted["seq"])
+        return fitted["details"]["n"] - since + self.erased_samples
+
+    def current(self, name: str) -> str | None:
+        """The digest of what is in force now, of "weights" or "curvature"; None where it is not recorded."""
+        for entry in reversed(self.entries):
+            if entry["kind"] in STATES:
+                details = entry["details"]
+                if "after" in details:
+                    return (details["after"] or {}).get(name)
+                if details.get(name):
+                    return details[name]
+        return None
