@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt witness.txt
 	touch $(READY)
 
 demo: venv
-	$(BIN)/python -m ssse.demo
+	$(BIN)/ssse demo
 
 test: lint check
 

@@ -360,7 +360,10 @@ def test_the_engine_is_its_source_and_torch(copied, monkeypatch):
     assert len(set(seen)) == len(seen)
 
 
-@pytest.mark.parametrize("name", [*(f"{stem}.py" for stem in caching.SHOWN), "experiments/celeba.py", "report/page.py"])
+NOT_OF_THE_ENGINE = [f"{stem}.py" for stem in caching.SHOWN] + [f"{name}/__init__.py" for name in caching.AROUND]
+
+
+@pytest.mark.parametrize("name", [*NOT_OF_THE_ENGINE, "experiments/celeba.py", "report/page.py"])
 def test_what_only_shows_numbers_is_not_of_the_engine(copied, name):
     before = engine.__wrapped__()
     (copied / name).write_text((copied / name).read_text() + "\n# another line\n")

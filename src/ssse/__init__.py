@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ssse.scanning import scan as scan
     from ssse.splits import four_splits as four_splits
     from ssse.table import Evaluation as Evaluation
+    from ssse.workspace.api import Workspace as Workspace
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ _HOMES = {
     "erase": "ssse.erasure",
     "Refused": "ssse.errors",
     "SSSEError": "ssse.errors",
+    "Workspace": "ssse.workspace.api",
 }
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "SSSEError",
     "Scan",
     "Undecided",
+    "Workspace",
     "baselines",
     "calibrate",
     "erase",

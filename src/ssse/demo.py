@@ -1,31 +1,25 @@
-"""The whole story on data that comes with scikit-learn: train, fit once, forget twice, compare.
-
-python -m ssse.demo [PAGE]        PAGE: where to write the same as a page, out/demo.html if not given
-"""
+"""The whole story on images of digits that come with scikit-learn: what a user brings, and the commands from there."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable
+import shlex
+import shutil
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
-from typing import TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from matplotlib.figure import Figure
-from rich.console import Console
+from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
-import ssse
+from ssse.errors import InvalidSetting
 
-T = TypeVar("T")
 WEIGHT_DECAY = 1e-3
 LOSS = "cross_entropy"
+MARK = ".made-by-ssse-demo"  # only a folder with it is ever made anew
 
 
 @dataclass(frozen=True)
@@ -49,21 +43,21 @@ class Digits:
         members = (self.y == digit).nonzero()[:, 0]
         return members[: round(fraction * len(members))]
 
-    def splits(self, gone: Tensor, forget: Tensor, digit: int) -> dict[str, list[tuple[Tensor, Tensor]]]:
-        """The paper's four: what stays, what this request forgets, and the test samples of other digits and of this."""
-        keep, same = torch.ones(len(self.y), dtype=torch.bool), self.test_y == digit
-        keep[gone] = False
-        return {
-            "retained": [(self.x[keep], self.y[keep])],
-            "forgotten": [(self.x[forget], self.y[forget])],
-            "test_other": [(self.test_x[~same], self.test_y[~same])],
-            "test_same": [(self.test_x[same], self.test_y[same])],
-        }
+    def retrained(self, *gone: Tensor) -> nn.Linear:
+        """Without these samples."""
+        keep = torch.ones(len(self.y), dtype=torch.bool)
+        keep[torch.cat(gone)] = False
+        return train(self.x[keep], self.y[keep])
+
+
+def softmax() -> nn.Linear:
+    """The model; its weights are loaded afterwards."""
+    return nn.Linear(64, 10).double()
 
 
 def train(x: Tensor, y: Tensor) -> nn.Linear:
     """Softmax regression: minimise (1/n) Σ ℓᵢ + (w/2)‖θ‖² to stationarity."""
-    model = nn.Linear(64, 10).double()
+    model = softmax()
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
     optimiser = torch.optim.LBFGS(
@@ -81,110 +75,72 @@ def train(x: Tensor, y: Tensor) -> nn.Linear:
     return model.eval()
 
 
-def timed(work: Callable[[], T]) -> tuple[T, float]:
-    started = time.perf_counter()
-    return work(), time.perf_counter() - started
+def prepare(folder: Path) -> None:
+    """What somebody has when the first request comes: data, a trained model; and models retrained for comparison."""
+    digits = Digits.load()
+    ids = np.array([f"img-{place:04d}" for place in range(len(digits.y))])
+    np.savez(folder / "train.npz", x=digits.x.numpy(), y=digits.y.numpy(), id=ids)
+    np.savez(folder / "test.npz", x=digits.test_x.numpy(), y=digits.test_y.numpy())
+    threes, fives, few = digits.members(3, 0.5), digits.members(5, 0.5), torch.tensor([17, 98, 1203])
+    np.savez(folder / "threes.npz", x=digits.x[threes].numpy(), y=digits.y[threes].numpy())
+    np.savez(folder / "fives.npz", x=digits.x[fives].numpy(), y=digits.y[fives].numpy())
+    np.savez(folder / "stranger.npz", x=digits.test_x[:1].numpy(), y=digits.test_y[:1].numpy())
+    save_file(train(digits.x, digits.y).state_dict(), folder / "w.safetensors")
+    save_file(digits.retrained(fives).state_dict(), folder / "without-fives.safetensors")
+    save_file(digits.retrained(threes, few).state_dict(), folder / "retrained.safetensors")
 
 
-@dataclass(frozen=True)
-class Request:
-    digit: int
-    fraction: float
-    words: str
-
-
-REQUESTS = (Request(3, 0.5, "half of the threes"), Request(4, 0.1, "a tenth of the fours, after that"))
-
-MEANING = (
-    "D∖S: training samples that stay; S: those to forget; T_a: test samples of their class; T∖T_a: the other test "
-    "samples.",
-    "Each erasure is one closed-form step that saw only the curvature and the samples to forget; retraining saw all "
-    "the data that stays. The second request went on from the first one's model and curvature.",
-    "An audit asks whether confidence tells S from held-out samples of the same digits; a model that never saw S "
-    "passes with probability 95 %. Training here is convex and exact, so there is one retrained model and no noise.",
+# The story: what is said before a command, and the command.
+STORY = (
+    (
+        "A model, its weights and its training data become a workspace.",
+        "ssse init ws --model ssse.demo:softmax --weights w.safetensors --data train.npz --test test.npz "
+        "--weight-decay 1e-3",
+    ),
+    (
+        "The curvature, once. From here on a request needs nothing but its own samples.",
+        "ssse fit ws",
+    ),
+    (
+        "Is ε = 1 right, or half of it, or twice? A model retrained without half of the fives tells.",
+        "ssse calibrate ws --forget fives.npz --retrained without-fives.safetensors --scales 0.25,0.5,1,2,4",
+    ),
+    (
+        "The first request names three images by their ids.",
+        "ssse erase ws --request 2026-001 --ids img-0017,img-0098,img-1203",
+    ),
+    (
+        "The second one comes with its samples: half of the threes.",
+        "ssse erase ws --request 2026-002 --forget threes.npz",
+    ),
+    (
+        "The same request again is no second erasure.",
+        "ssse erase ws --request 2026-002 --forget threes.npz",
+    ),
+    (
+        "An image that was never trained on is refused.",
+        "ssse erase ws --request 2026-003 --forget stranger.npz",
+    ),
+    (
+        "How good is it? Beside the model from before, and one that was retrained without all of these samples:",
+        "ssse evaluate ws --request 2026-002 --original w.safetensors --retrained retrained.safetensors",
+    ),
+    ("What was done, entry by entry.", "ssse log ws"),
+    ("Every byte of it is checked.", "ssse verify ws"),
+    ("And one page to show to somebody.", "ssse report ws"),
 )
 
 
-def main(page: Path) -> None:
-    console = Console(record=True, width=100, highlight=False)
-    digits = Digits.load()
-    n = len(digits.y)
-    console.print(f"Softmax regression on {n} images of digits, {len(digits.test_y)} held out.\n")
-    original, training = timed(lambda: train(digits.x, digits.y))
-    data = [(digits.x, digits.y)]
-    curvature, fitting = timed(lambda: ssse.Curvature.fit(original, LOSS, data, weight_decay=WEIGHT_DECAY))
-    console.print(f"{curvature}\n{curvature.notes[0]}")
-    console.print(f"Trained in {training:.2f} s; curvature in {fitting:.2f} s, once. No training data from here on.\n")
-    model, gone, figures = original, torch.empty(0, dtype=torch.long), []
-    for request in REQUESTS:
-        gone = torch.cat([gone, digits.members(request.digit, request.fraction)])
-        erasure, evaluation = answer(console, digits, request, original, model, curvature, gone)
-        model, curvature = erasure.model, erasure.curvature
-        figures.append((f"Forget {request.words}", evaluation.figure()))
-    title = (
-        "Half of the threes with the paper's empirical rows, at every scale ε: the curve that calibration decides from"
-    )
-    figures.append((title, scanned(digits)))
-    console.print("\n".join(MEANING))
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(with_figures(console.export_html(clear=False), figures))
-    console.print(f"\nThe same as a page, with figures: {page}")
+def make_folder(folder: Path) -> None:
+    """A new folder; one that an earlier demo made is made anew, any other is left alone."""
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / MARK).is_file():
+            raise InvalidSetting(f"'{folder}' holds something that is not of this demo; name another with --output.")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARK).touch()
 
 
-def answer(
-    console: Console,
-    digits: Digits,
-    request: Request,
-    original: nn.Module,
-    before: nn.Module,
-    curvature: ssse.Curvature,
-    gone: Tensor,
-) -> tuple[ssse.Erasure, ssse.Evaluation]:
-    """Erase, retrain for comparison, and print both; `gone` are all samples forgotten so far, these among them."""
-    forget = digits.members(request.digit, request.fraction)
-    keep = torch.ones(len(digits.y), dtype=torch.bool)
-    keep[gone] = False
-    batch = [(digits.x[forget], digits.y[forget])]
-    erasure, erasing = timed(lambda: ssse.erase(before, curvature, LOSS, batch))
-    retrained, retraining = timed(lambda: train(digits.x[keep], digits.y[keep]))
-    console.print(
-        f"[bold]Forget {request.words}: {len(forget)} of {len(digits.y) - len(gone) + len(forget)} samples[/]"
-    )
-    models: dict[str, nn.Module] = {"original": original}
-    if before is not original:
-        models["before"] = before
-    models |= {"erased": erasure.model, "retrained": retrained}
-    evaluation = ssse.evaluate(
-        models, digits.splits(gone, forget, request.digit), loss_fn=LOSS, weight_decay=WEIGHT_DECAY
-    )
-    console.print(evaluation)
-    console.print(
-        f"Erased in {erasing:.3f} s, retrained in {retraining:.3f} s. Verdict: {erasure.diagnostics.verdict}. Largest "
-        f"leverage {erasure.diagnostics.leverage_max:.2f}.\n"
-    )
-    return erasure, evaluation
-
-
-def scanned(digits: Digits) -> Figure:
-    """The first request once more, as if ε had to be chosen: by the paper's way, from one retrained model."""
-    forget = digits.members(REQUESTS[0].digit, REQUESTS[0].fraction)
-    keep = torch.ones(len(digits.y), dtype=torch.bool)
-    keep[forget] = False
-    model = train(digits.x, digits.y)
-    curvature = ssse.Curvature.fit(model, LOSS, [(digits.x, digits.y)], weight_decay=WEIGHT_DECAY, rows="empirical")
-    retrained = train(digits.x[keep], digits.y[keep])
-    batch = [(digits.x[forget], digits.y[forget])]
-    return ssse.calibrate(model, curvature, LOSS, batch, retrained=retrained, leave_out=False).figure()
-
-
-def with_figures(html: str, figures: list[tuple[str, Figure]]) -> str:
-    parts = []
-    for title, figure in figures:
-        svg = StringIO()
-        figure.savefig(svg, format="svg")
-        parts.append(f"<h3>{title}</h3>\n{svg.getvalue()[svg.getvalue().index('<svg') :]}")
-    return html.replace("</body>", "\n".join(parts) + "\n</body>")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("out/demo.html"))
+def arguments(command: str) -> list[str]:
+    """Of one line of the story, without the program's name."""
+    return shlex.split(command)[1:]

@@ -110,7 +110,7 @@ def judge(found: Diagnostics) -> list[str]:
         if ratio > LARGE_RESIDUAL:
             reasons.append(
                 f"θ* is not stationary: n‖∇L(θ*)‖ is {ratio:.2g} times the gradient that is removed. Train further, "
-                "or pass residual=True."
+                "or correct for it (residual)."
             )
     if found.predicted_change and found.loss_after is not None and found.loss_before is not None:
         ratio = (found.loss_after - found.loss_before) / found.predicted_change

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ def machine(device: torch.device) -> str:
     return f"{cores}-core CPU" + (f", {memory:.0f} GiB" if memory else "")
 
 
+@cache
 def versions() -> dict[str, str]:
     packages = {name: version(name) for name in ("torch", "numpy", "scikit-learn")}
     return {"python": platform.python_version(), **packages, "ssse": ssse.__version__}

@@ -153,9 +153,9 @@ def erase(
         ModelMismatch: the model is not the one the curvature belongs to.
     """
     started = time.perf_counter()
-    scale = check_scale(_stored_scale(curvature, leave_out, residual) if scale is None else scale)
-    _check_settings(curvature, leave_out, residual, policy)
-    problem = matching_problem(model, curvature, loss_fn)
+    problem, scale = check_request(
+        model, curvature, loss_fn, scale=scale, leave_out=leave_out, residual=residual, policy=policy
+    )
     check_repeatable(forget)
     request = _read_request(problem, curvature, forget, leave_out)
     if data is not None:
@@ -222,6 +222,22 @@ def erase(
     after = _curvature_after(curvature, problem, erased, request.count, removed, origin, leave_out, policy)
     request = replace(request, curvature=curvature)
     return Erasure(erased, step, left.solution, found, [request], after)
+
+
+def check_request(
+    model: nn.Module,
+    curvature: Curvature,
+    loss_fn: LossLike,
+    *,
+    scale: float | None = None,
+    leave_out: bool = True,
+    residual: bool = False,
+    policy: str = "rebase",
+) -> tuple[Problem, float]:
+    """What can be refused before the samples are looked at: settings, and a model that is not the curvature's."""
+    scale = check_scale(_stored_scale(curvature, leave_out, residual) if scale is None else scale)
+    _check_settings(curvature, leave_out, residual, policy)
+    return matching_problem(model, curvature, loss_fn), scale
 
 
 def _stored_scale(curvature: Curvature, leave_out: bool, residual: bool) -> float:

@@ -71,3 +71,11 @@ class Refused(SSSEError):
     def __init__(self, diagnostics: Diagnostics):
         self.diagnostics = diagnostics
         super().__init__("Erasure refused, nothing was changed: " + " ".join(diagnostics.reasons))
+
+
+class Busy(SSSEError):
+    """Another process is at work in the workspace, and we were told not to wait."""
+
+
+class Damaged(SSSEError):
+    """A workspace is not as it was written; the message names the files."""

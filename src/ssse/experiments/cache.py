@@ -27,7 +27,8 @@ from ssse.errors import BrokenArtefact
 from ssse.files import write_atomically
 from ssse.store import read_folder, write_folder
 
-SHOWN = ("cli", "__main__", "demo", "figures")  # what only shows numbers does not change them
+AROUND = ("experiments", "report", "intake", "workspace", "cli")  # bring files to the numbers, or take them on
+SHOWN = ("__main__", "demo", "figures")  # what only shows numbers does not change them
 LARGEST = 4 * 2**30  # bytes of a curvature; a larger one costs more to read back than it is worth
 
 
@@ -137,6 +138,6 @@ def engine() -> str:
     root = Path(inspect.getfile(ssse)).parent
     digest = hashlib.sha256(torch.__version__.encode())
     for path in sorted(root.rglob("*.py")):
-        if path.parent.name not in ("experiments", "report", "workspace", "cli") and path.stem not in SHOWN:
+        if path.parent.name not in AROUND and path.stem not in SHOWN:
             digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()

@@ -1,12 +1,8 @@
-"""The command line: parses, calls, prints. Nothing here imports torch before there is work to do."""
+"""`ssse reproduce`: an experiment of the paper."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,48 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 import ssse
-from ssse.errors import InvalidSetting, SSSEError
+from ssse.cli.frame import failures_in_one_line, show, table
+from ssse.errors import InvalidSetting
 from ssse.experiments import EXPERIMENTS
 from ssse.reproduction import redraw as draw_again
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ssse.experiments.result import Result
 
 Scale = Literal["auto", "full", "small"]
 STOPPED = "Stopped; run the same command again to go on where it stopped."
 STOPPED_FOR_GOOD = "Stopped; with --no-cache nothing was kept."
 
-app = typer.Typer(
-    help="Erase samples from a trained model in one second-order step.",
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # rich's help takes longer to load than all the rest
-)
 
-
-def main() -> None:
-    app(prog_name="ssse")
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"ssse {ssse.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def start(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Erase samples from a trained model in one second-order step."""
-
-
-@app.command()
 def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help=f"One of: {', '.join(EXPERIMENTS)}.")] = None,
     data: Annotated[
@@ -80,7 +47,7 @@ def reproduce(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables: the page's path only.")] = False,
 ) -> None:
     """Run an experiment of the paper; write its figures, tables, and a page to put beside the paper."""
-    with _failures_in_one_line(STOPPED_FOR_GOOD if no_cache else STOPPED):
+    with failures_in_one_line(STOPPED_FOR_GOOD if no_cache else STOPPED, as_json):
         if list_:
             _list(as_json)
             return
@@ -112,73 +79,31 @@ def reproduce(
             _print(result, page)
 
 
-@contextmanager
-def _failures_in_one_line(stopped: str) -> Iterator[None]:
-    """2: what was asked for cannot be done. 1: it failed. 130: stopped by the user. A traceback only on request."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        _complain(stopped, 130)
-    except SSSEError as error:
-        _complain(f"Error: {error}", 2)
-    except (OSError, MemoryError) as error:
-        _complain(f"Error: {str(error) or 'out of memory'}", 1)
-    except typer.Exit:
-        raise
-    except Exception as error:
-        if os.environ.get("SSSE_TRACEBACK"):
-            raise
-        _complain(f"Error: {type(error).__name__}: {error} (SSSE_TRACEBACK=1 in the environment shows where.)", 1)
-
-
-def _complain(message: str, code: int) -> None:
-    print(" ".join(message.split()), file=sys.stderr)
-    raise typer.Exit(code) from None
-
-
 def _list(as_json: bool) -> None:
     if as_json:
         print(json.dumps([asdict(spec) for spec in EXPERIMENTS.values()], indent=1, ensure_ascii=False))
         return
-    table = _table(experiment=12, of_the_paper=12, data=22, memory=11, time=15)
+    lines = table(experiment=12, of_the_paper=12, data=22, memory=11, time=15)
     for spec in EXPERIMENTS.values():
-        table.add_row(spec.name, spec.paper, spec.data, spec.memory, spec.time)
-    _show(table)
+        lines.add_row(spec.name, spec.paper, spec.data, spec.memory, spec.time)
+    show(lines)
     for spec in EXPERIMENTS.values():
         if spec.needs_data:
-            _show(f"{spec.name} without its data: {spec.small}")
+            show(f"{spec.name} without its data: {spec.small}")
 
 
 def _print(result: Result, page: Path) -> None:
     from ssse.report import words
 
-    _show(f"{result.title}\n{words.form_words(result.form, result.data)}; {words.duration(result.seconds)}\n")
+    show(f"{result.title}\n{words.form_words(result.form, result.data)}; {words.duration(result.seconds)}\n")
     if result.findings:
-        table = _table(the_paper_says=26, we_find=30, where=13, holds=10)
+        lines = table(the_paper_says=26, we_find=30, where=13, holds=10)
         for finding in result.findings:
-            table.add_row(finding.paper, words.found(finding), finding.where, words.VERDICTS[finding.holds])
-        _show(table)
+            lines.add_row(finding.paper, words.found(finding), finding.where, words.VERDICTS[finding.holds])
+        show(lines)
     if result.targets:
-        table = _table(target=30, wanted=18, measured=18, met=13)
+        lines = table(target=30, wanted=18, measured=18, met=13)
         for target in result.targets:
-            table.add_row(target.what, target.wanted, target.measured, words.MET[target.met])
-        _show(table)
+            lines.add_row(target.what, target.wanted, target.measured, words.MET[target.met])
+        show(lines)
     print(f"The page: {page}")  # not by rich, which would break a long path
-
-
-def _table(**columns: int) -> Table:
-    """Columns by their title, with the share of the terminal's width that each takes."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
-    for column, share in columns.items():
-        table.add_column(column.replace("_", " "), ratio=share, overflow="fold")
-    return table
-
-
-def _show(what: Table | str) -> None:
-    """Brackets in somebody's words are not rich's markup."""
-    from rich.console import Console
-
-    Console(markup=False, highlight=False, emoji=False).print(what)

@@ -1,0 +1,79 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ssse.errors import InvalidSetting
+
+STOPPED = "Stopped; the workspace is whole. The same command does it again, or finishes it."
+
+Where = Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The folder that `ssse init` made.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting of ssse.toml, for this command. Repeatable."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; the result in one line.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
+NoWait = Annotated[
+    bool, typer.Option("--no-wait", help="Fail (exit 5) instead of waiting where another command is at work here.")
+]
+# Lists, so that what is given twice is seen: a part of a request that got lost would pass for forgotten.
+Forget = Annotated[
+    list[str] | None, typer.Option("--forget", metavar="DATA", help="The samples, as they were in the training data.")
+]
+Ids = Annotated[
+    list[str] | None, typer.Option("--ids", metavar="ID,ID,...", help="Their ids; @FILE: one a line in a file.")
+]
+
+
+def given(settings: list[str] | None, **options: Any) -> dict[str, Any]:
+    """Options by "section.key"; a double underscore stands for the point. --set comes first, so an option wins."""
+    from ssse.workspace.settings import assignment
+
+    named = {name.replace("__", "."): value for name, value in options.items() if value is not None}
+    return dict(map(assignment, settings or [])) | named
+
+
+def only(forget: list[str] | None) -> str | None:
+    if forget is not None and len(forget) > 1:
+        raise InvalidSetting(f"--forget takes one file, and {len(forget)} were given: put the samples into one.")
+    return forget[0] if forget else None
+
+
+def listed(ids: list[str] | None) -> list[str] | None:
+    """Ids may hold commas and blanks in a file, where each has its line."""
+    if ids is None:
+        return None
+    return [name for part in ids for name in (_lines_of(part[1:]) if part.startswith("@") else words(part) or [])]
+
+
+def _lines_of(file: str) -> list[str]:
+    try:
+        text = Path(file).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise InvalidSetting(f"'{file}' is not UTF-8 text with one id a line.") from None
+    except OSError as error:
+        raise InvalidSetting(f"--ids @{file}: the file cannot be read ({error.strerror or error}).") from None
+    return [line.strip() for line in text.split("\n") if line.strip()]
+
+
+def words(text: str | None) -> list[str] | None:
+    """A list on the command line: separated by commas."""
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def one_or_several(text: str | None) -> str | list[str] | None:
+    found = words(text)
+    return found[0] if found is not None and len(found) == 1 else found
+
+
+def numbers(text: str | None, name: str) -> list[float] | None:
+    try:
+        return None if text is None else [float(part) for part in words(text) or []]
+    except ValueError:
+        raise InvalidSetting(f"{name} takes numbers separated by commas, not {text!r}.") from None

@@ -1,0 +1,331 @@
+"""`ssse init`, `fit`, `calibrate`, `erase`: from the user's files to an erased model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from ssse.cli.frame import REFUSED, Screen, counted, facts, failures_in_one_line
+from ssse.cli.options import (
+    STOPPED,
+    Forget,
+    Ids,
+    Json,
+    NoWait,
+    Quiet,
+    Set,
+    Verbose,
+    Where,
+    given,
+    listed,
+    numbers,
+    one_or_several,
+    only,
+    words,
+)
+
+Rows = Literal["auto", "expected", "empirical", "sampled"]
+Structure = Literal["auto", "dense", "lowrank", "matrix_free", "diagonal", "recurrence"]
+Policy = Literal["rebase", "joint"]
+Fate = Literal["shred", "keep"]
+Method = Literal["auto", "retrained", "attack_parity", "loss_search", "line_search"]
+Damping = Annotated[float | None, typer.Option(help="λ; the weight decay if not given.")]
+
+
+def init(
+    workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="A folder that does not exist yet.")],
+    model: Annotated[
+        str, typer.Option(metavar="PKG.MODULE:FACTORY", help="Makes the model; its weights are loaded afterwards.")
+    ],
+    weights: Annotated[Path, typer.Option(metavar="FILE", help="Safetensors, or a .pt state dict of tensors alone.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            "--data",  # said, for some versions of typer would take the metavar of the same letters for the name
+            metavar="DATA",
+            help="Training data: .npz, .safetensors, a folder of .npy, .csv, .parquet, or pkg.module:dataset.",
+        ),
+    ],
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="cross_entropy, binary_cross_entropy, mse, or pkg.module:function.",
+            show_default="cross_entropy",
+        ),
+    ] = None,
+    argument: Annotated[
+        list[str] | None,
+        typer.Option("--argument", metavar="NAME=VALUE", help="Of the factory; repeatable. Values as in TOML."),
+    ] = None,
+    test: Annotated[str | None, typer.Option(metavar="DATA", help="Test data, for `ssse evaluate`.")] = None,
+    inputs: Annotated[str | None, typer.Option(metavar="KEY,...", help="Where the inputs are, if not x.")] = None,
+    labels: Annotated[str | None, typer.Option(metavar="KEY", help="Where the labels are, if not y.")] = None,
+    ids: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Where the ids are, if not id; 'place': the place is the id.")
+    ] = None,
+    classes: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="Of labels that are words, in the model's order.")
+    ] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="w of the training objective (1/n) Σ loss + (w/2)‖θ‖².")
+    ] = None,
+    damping: Damping = None,
+    rows: Annotated[Rows | None, typer.Option(help="What the curvature is made of.")] = None,
+    structure: Annotated[Structure | None, typer.Option(help="How it is held.")] = None,
+    parameters: Annotated[
+        str | None, typer.Option(metavar="all|head|NAME,...", help="Which parameters requests may change.")
+    ] = None,
+    policy: Annotated[Policy | None, typer.Option(help="How requests follow on each other.")] = None,
+    old_weights: Annotated[Fate | None, typer.Option(help="What becomes of the weights before a request.")] = None,
+    old_curvature: Annotated[Fate | None, typer.Option(help="And of its curvature.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="auto|cpu|cuda", help="auto: a GPU where there is one.")] = None,
+    settings: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Check model, weights, loss and data, and make a workspace of them."""
+    screen = Screen(as_json, quiet, verbose)
+    with failures_in_one_line("Stopped; nothing was written.", as_json), screen.alone():
+        from ssse.workspace import settings as toml
+
+        chosen = given(
+            settings,
+            **dict(map(toml.argument, argument or [])),
+            model__factory=model,
+            model__loss=loss,
+            model__device=device,
+            data__train=_seen_from(workspace, data),
+            data__test=None if test is None else _seen_from(workspace, test),
+            data__inputs=one_or_several(inputs),
+            data__labels=labels,
+            data__ids=ids,
+            data__classes=words(classes),
+            fit__weight_decay=weight_decay,
+            fit__damping=damping,
+            fit__rows=rows,
+            fit__structure=structure,
+            fit__parameters=one_or_several(parameters),
+            erase__policy=policy,
+            erase__old_weights=old_weights,
+            erase__old_curvature=old_curvature,
+        )
+        made = toml.from_options({"model.search": toml.relative(".", workspace), **chosen})
+        from ssse.workspace.api import Workspace
+
+        _, seen = Workspace.init(workspace, made, weights)
+        screen.result({"workspace": str(workspace), **seen})
+        has_ids = "with ids" if seen["has_ids"] else "without ids"
+        theta = "" if seen["in_theta"] == seen["parameters"] else f", {seen['in_theta']:,} of them in θ"
+        kind = "linear in θ" if seen["linear"] else "not linear in θ"
+        screen.headline(f"Made the workspace {workspace}.")
+        screen.tell(
+            facts(
+                model=f"{model}: {seen['parameters']:,} parameters{theta}, {seen['outputs']} outputs; {kind}",
+                data=f"{data}: {counted(seen['samples'], 'sample')}, {has_ids}",
+                loss=f"{made.model.loss}: {seen['first_loss']:.4g} on average over the first "
+                f"{counted(seen['first'], 'sample')}",
+                next=f"ssse fit {workspace}{'' if made.fit.weight_decay or made.fit.damping else ' --damping λ'}",
+            )
+        )
+        screen.detail(facts(settings=workspace / toml.FILE, code=f"from {toml.absolute(made.model.search, workspace)}"))
+
+
+def _seen_from(workspace: Path, data: str) -> str:
+    """A path as the workspace sees it; pkg.module:dataset as it is."""
+    from ssse.intake.importing import is_spec
+    from ssse.workspace.settings import relative
+
+    return data if is_spec(data) else relative(data, workspace)
+
+
+def fit(
+    workspace: Where,
+    again: Annotated[bool, typer.Option("--again", help="Anew, on the data that remains.")] = False,
+    damping: Damping = None,
+    rows: Annotated[Rows | None, typer.Option(help="What the curvature is made of.")] = None,
+    structure: Annotated[Structure | None, typer.Option(help="How it is held.")] = None,
+    settings: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    no_wait: NoWait = False,
+) -> None:
+    """Compute the curvature, once, in one pass over the training data."""
+    screen = Screen(as_json, quiet, verbose)
+    with failures_in_one_line(STOPPED, as_json), screen.alone():
+        options = given(settings, fit__damping=damping, fit__rows=rows, fit__structure=structure)
+        entry, now = _open(workspace, screen, no_wait).fit(options, again=again)
+        found = entry.details
+        screen.result({"fitted": now, "entry": entry.plain()})
+        if not now:
+            screen.headline(f"Fitted already, on {entry.time}; --again fits anew on the data that remains.")
+            return
+        what = f"{counted(found['n'], 'sample')}, {counted(found['d'], 'parameter')}"
+        screen.headline(f"Fitted {what} in {found['seconds']:.1f} s.")
+        norm = found["gradient_norm"]
+        screen.tell(
+            facts(
+                curvature=f"{found['structure']}, {found['rows']} rows; λ = {found['damping']:.3g}, "
+                f"w = {found['weight_decay']:.3g}",
+                mean_loss=f"{found['mean_loss']:.4g}",
+                **{"‖∇L(θ*)‖": None if norm is None else f"{norm:.3g} (0 = trained to the end)"},
+                left_out=f"{counted(found['excluded'], 'erased sample')} still in the data"
+                if found["excluded"]
+                else None,
+                next=f"ssse erase {workspace} --request ID --forget FILE",
+            )
+        )
+        for note in found["notes"]:
+            if not note.startswith(("Chosen:", "Why:")):  # was said before the work began
+                screen.detail(f"note: {note}")
+
+
+def calibrate(
+    workspace: Where,
+    forget: Forget = None,
+    ids: Ids = None,
+    retrained: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights retrained without them.")] = None,
+    held_out: Annotated[
+        str | None, typer.Option(metavar="DATA", help="Samples of the same kind, never trained on.")
+    ] = None,
+    whole_class: Annotated[bool | None, typer.Option("--whole-class", help="They are all of their kind.")] = None,
+    method: Annotated[Method | None, typer.Option(help="auto: by the strongest evidence given.")] = None,
+    scales: Annotated[str | None, typer.Option(metavar="ε,...", help="To look at, rising.")] = None,
+    dampings: Annotated[str | None, typer.Option(metavar="λ,...", help="To look at beside them.")] = None,
+    settings: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    no_wait: NoWait = False,
+) -> None:
+    """Choose ε, and λ beside it, on samples like those of the requests to come. Nothing is erased."""
+    screen = Screen(as_json, quiet, verbose)
+    with failures_in_one_line(STOPPED, as_json), screen.alone():
+        options = given(
+            settings,
+            calibrate__method=method,
+            calibrate__whole_class=whole_class,
+            calibrate__scales=numbers(scales, "--scales"),
+            calibrate__dampings=numbers(dampings, "--dampings"),
+        )
+        entry = _open(workspace, screen, no_wait).calibrate(
+            forget=only(forget), ids=listed(ids), retrained=retrained, held_out=held_out, options=options
+        )
+        found = entry.details
+        screen.result({"entry": entry.plain()})
+        screen.headline(f"ε = {found['scale']:.4g}, λ = {found['damping']:.3g}; stored with the curvature.")
+        screen.tell(facts(by=found["method"], because=found["reason"], samples=found["k"]))
+        if found["curve"]:
+            screen.tell(_curve(found["curve"], found["scale"]))
+
+
+def _curve(curve: dict[str, Any], chosen: float) -> Any:
+    """A dozen points of it; the page has all."""
+    from ssse.cli.frame import table
+
+    name = curve["ratio_name"]
+    columns = {"ε": curve["scales"]}
+    if curve["ratio"] is not None:
+        columns[name] = curve["ratio"]
+    if curve["divergence"] is not None:
+        columns["KL"] = curve["divergence"]
+    if curve["recognised"] is not None:
+        columns["recognised"] = curve["recognised"]
+    if curve["attack"] is not None:
+        columns["attack"] = curve["attack"]
+    scales = curve["scales"]
+    nearest = min(range(len(scales)), key=lambda i: abs(scales[i] - chosen))
+    step = max(1, len(scales) // 12)
+    lines = table(**{key: max(8, len(key)) for key in columns}, chosen=6)
+    for i in sorted({*range(nearest % step, len(scales), step), nearest}):
+        cells = ["–" if values[i] is None else f"{values[i]:.3g}" for values in columns.values()]
+        lines.add_row(*cells, "◀" if i == nearest else "")
+    return lines
+
+
+def erase(
+    workspace: Where,
+    request: Annotated[str, typer.Option(metavar="ID", help="Of the request: your own number or name for it.")],
+    forget: Forget = None,
+    ids: Ids = None,
+    scale: Annotated[float | None, typer.Option(help="ε; the calibrated one if not given, else 1.")] = None,
+    leave_out: Annotated[
+        bool | None, typer.Option("--leave-out/--no-leave-out", help="Curvature over what stays, or the paper's.")
+    ] = None,
+    policy: Annotated[Policy | None, typer.Option(help="How requests follow on each other.")] = None,
+    accept: Annotated[Literal["ok", "caution"] | None, typer.Option(help="The least verdict to apply.")] = None,
+    old_weights: Annotated[Fate | None, typer.Option(help="What becomes of the weights before.")] = None,
+    old_curvature: Annotated[Fate | None, typer.Option(help="And of the curvature.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Compute and say all, and change nothing.")] = False,
+    settings: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    no_wait: NoWait = False,
+) -> None:
+    """Answer one deletion request: erase its samples, or refuse it with the reason."""
+    screen = Screen(as_json, quiet, verbose)
+    with failures_in_one_line(STOPPED, as_json), screen.alone():
+        options = given(
+            settings,
+            erase__scale=scale,
+            erase__leave_out=leave_out,
+            erase__policy=policy,
+            erase__accept=accept,
+            erase__old_weights=old_weights,
+            erase__old_curvature=old_curvature,
+        )
+        answer = _open(workspace, screen, no_wait).erase(
+            request, forget=only(forget), ids=listed(ids), options=options, dry_run=dry_run
+        )
+        plain = {"request": request, "outcome": answer.outcome, "reason": answer.reason, "already": answer.already}
+        screen.result({**plain, "details": answer.details, "entries": [entry.plain() for entry in answer.entries]})
+        if answer.outcome == "repeated":
+            screen.headline(answer.reason)
+            return
+        if answer.outcome == "refused":
+            screen.headline(f"Refused: {answer.reason}")
+            screen.tell("Nothing was written." if dry_run else "The model is as it was. The refusal is in the ledger.")
+            raise typer.Exit(REFUSED)
+        for other, count in answer.already.items():
+            which = "sample was" if count == 1 else "samples were"
+            left = "would be left out" if dry_run else "left out"
+            screen.tell(f"{count:,} {which} erased already, by request '{other}'; {left}.")
+        _tell_erased(screen, workspace, request, answer.details, dry_run)
+
+
+def _tell_erased(screen: Screen, workspace: Path, request: str, found: dict[str, Any], dry_run: bool) -> None:
+    seen = found["diagnostics"]
+    done = "Would erase" if dry_run else "Erased"
+    of = f"{found['k']:,} of {counted(found['n'], 'sample')} (request '{request}')"
+    screen.headline(f"{done} {of}. Verdict: {found['verdict']}.")
+    for reason in seen["reasons"]:
+        screen.tell(f"  because {reason}")
+    screen.tell(
+        facts(
+            step=f"ε = {found['scale']:.4g}, λ = {found['damping']:.3g}; {seen['relative_step']:.3g} of ‖θ‖",
+            loss_on_them=f"{seen['loss_before']:.4g} → {seen['loss_after']:.4g}",
+            largest_leverage=None if seen["leverage_max"] is None else f"{seen['leverage_max']:.3g} (below 1)",
+        )
+    )
+    if not dry_run:
+        old, new = (found[moment]["weights"][:12] for moment in ("before", "after"))
+        fate = "kept" if found["old"]["weights"] == "keep" else "shredded"
+        screen.tell(facts(before=f"weights {old}, {fate}", now=f"weights {new}"))
+        screen.tell(f"The erased model: {workspace}/current/weights.safetensors")
+    for note in seen["notes"]:
+        screen.detail(f"note: {note}")
+    if found.get("curvature_dropped"):
+        screen.tell(f"The curvature was dropped: rows of mini-batches cannot be separated. Next: ssse fit {workspace}")
+    if dry_run:
+        screen.tell("Nothing was written.")
+
+
+def _open(workspace: Path, screen: Screen, no_wait: bool) -> Any:
+    from ssse.workspace.api import Workspace
+
+    return Workspace(workspace, wait=not no_wait, progress=screen.progress, say=screen.aside)

@@ -1,0 +1,45 @@
+"""The page of a workspace: from its ledger, checked first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ssse.errors import Damaged
+from ssse.files import write_atomically
+from ssse.report.requests import render
+from ssse.workspace.folder import Folder
+from ssse.workspace.ledger import Ledger
+from ssse.workspace.verification import Verification, verify
+
+
+def write_page(
+    folder: Folder,
+    output: Path | None = None,
+    *,
+    wait: bool = True,
+    waiting: Callable[[], None] = lambda: None,
+) -> Path:
+    """To report.html in the workspace, or elsewhere, which leaves the workspace as it is. A damaged one has no page.
+
+    Raises:
+        Damaged: names the files.
+    """
+    folder.check()
+    found = verify(folder, wait=wait, waiting=waiting)
+    if not found.ok:
+        damages = "; ".join(f"{name} {what}" for name, what in found.damages)
+        raise Damaged(f"There is no page of a damaged workspace: {damages}.")
+    if output is not None:
+        with folder.read() as ledger:
+            write_atomically(output, _render(folder, ledger, found))
+        return output
+    with folder.hold("report", wait=wait, waiting=waiting) as hold:
+        hold.begin()
+        return hold.write_page(_render(folder, hold.ledger, found))
+
+
+def _render(folder: Folder, ledger: Ledger, found: Verification) -> str:
+    entries = [entry.plain() for entry in ledger.entries()]
+    checked = f"Ledger, weights and curvature were checked for this page: all {found.files} files are as recorded."
+    return render(entries, name=folder.path.absolute().name, head=entries[-1]["hash"], checked=checked)

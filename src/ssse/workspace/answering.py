@@ -1,0 +1,254 @@
+"""`ssse erase`: one deletion request, from the samples it names to a sealed entry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from ssse import files
+from ssse.curvature import Curvature
+from ssse.curvature.matrix_free import MatrixFree
+from ssse.diagnostics import Diagnostics
+from ssse.environment import versions
+from ssse.erasure import Erasure, check_request, erase
+from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite, PrecisionLost, Refused, SSSEError
+from ssse.intake.sources import Source
+from ssse.workspace.bench import Bench, load_curvature_of, load_weights_of
+from ssse.workspace.fitting import about, retained_places, salt_of, untouched, write_state
+from ssse.workspace.folder import SAMPLES, Hold
+from ssse.workspace.ledger import Entry, digest_of_samples
+from ssse.workspace.membership import Membership, Standing, shown
+from ssse.workspace.settings import Settings
+
+LONGEST_ID = 200
+LEVERAGES = 200  # of one request, in the ledger
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a request.
+
+    Attributes:
+        outcome: "erased", "refused", "repeated" (the id was answered before; nothing was done) or "tried" (a dry run).
+        entries: those of the ledger that belong to it; of a repeated one, those from then.
+        reason: of a refusal or a repetition. details: what the entry "erased" says, or would say.
+    """
+
+    request: str
+    outcome: str
+    entries: list[Entry]
+    reason: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+    already: dict[str, int] = field(default_factory=dict)
+
+
+def check_id(request: str) -> str:
+    if not request or request != request.strip() or len(request) > LONGEST_ID or not request.isprintable():
+        raise InvalidSetting(
+            f"A request's id is a word or a few, printable, up to {LONGEST_ID} characters; not {request[:40]!r}."
+        )
+    return request
+
+
+def answer(
+    hold: Hold,
+    settings: Settings,
+    request: str,
+    forget: str | None,
+    ids: Sequence[str] | None,
+    *,
+    dry_run: bool = False,
+    progress: bool = False,
+) -> Answer:
+    """Erase the samples of one request, or say why not. Until the entry "received" nothing is written."""
+    bench = Bench(settings, hold.folder.path, progress)
+    history = hold.ledger.of_request(check_id(request))
+    last = history[-1] if history else None
+    current = hold.current
+    model = load_weights_of(bench, hold.folder.state(current), current.details["files"])
+    if last is not None and last.kind == "sealed":
+        return _repeated(bench, hold, request, history, forget, ids)
+    curvature = load_curvature_of(bench, hold.folder.state(current), current.details["files"])
+    check_request(
+        model,
+        curvature,
+        bench.loss,
+        scale=settings.erase.scale,
+        leave_out=settings.erase.leave_out,
+        residual=settings.erase.residual,
+        policy=settings.erase.policy,
+    )
+    source, places = bench.asked(forget, ids)
+    digests = bench.digests(source, salt_of(hold.ledger), places)
+    received = _received(last, digests)
+    standing = Membership.load(hold.folder.path / SAMPLES).standing(digests, hold.ledger)
+    task = _Task(hold, bench, settings, request, model, curvature, source, places, digests, standing)
+    if dry_run:
+        return task.try_out()
+    hold.folder.check_space(files.size_of(hold.folder.state(current)))
+    hold.begin()
+    if not received:
+        asked = {"asked": len(digests), "k": len(standing.fresh), "already": standing.already}
+        asked |= {"samples": digest_of_samples(digests.tolist()), "by": "file" if ids is None else "ids"}
+        hold.ledger.append("received", request, asked)
+    return task.carry_out()
+
+
+def _repeated(
+    bench: Bench, hold: Hold, request: str, history: list[Entry], forget: str | None, ids: Sequence[str] | None
+) -> Answer:
+    """The id was answered. Other samples under the same id are a mistake that must not pass for an answer."""
+    then = next(entry for entry in reversed(history) if entry.kind == "received")
+    compared = ""
+    try:
+        source, places = bench.asked(forget, ids)
+        digests = bench.digests(source, salt_of(hold.ledger), places)
+    except SSSEError as error:  # for instance ids that left the data since
+        compared = f" Whether it named the same samples could not be seen: {error}"
+    else:
+        if digest_of_samples(digests.tolist()) != then.details["samples"]:
+            raise InvalidSetting(
+                f"Request '{request}' was answered on {history[-1].time}, for other samples. Give this one its own id."
+            )
+    k = next(entry.details["k"] for entry in reversed(history) if entry.kind == "erased")
+    reason = f"Request '{request}' was answered on {history[-1].time}: {k} samples. Nothing was done.{compared}"
+    return Answer(request, "repeated", history, reason)
+
+
+def _received(last: Entry | None, digests: np.ndarray) -> bool:
+    """Whether it was received before and interrupted; then only the same samples may finish it."""
+    if last is None or last.kind != "received":
+        return False
+    if last.details["samples"] != digest_of_samples(digests.tolist()):
+        raise InvalidSetting(
+            f"Request '{last.request}' was received on {last.time} for other samples and is not finished. Finish it "
+            "with those, or give this one its own id."
+        )
+    return True
+
+
+@dataclass(frozen=True)
+class _Task:
+    hold: Hold
+    bench: Bench
+    settings: Settings
+    request: str
+    model: nn.Module
+    curvature: Curvature
+    source: Source
+    places: np.ndarray | None
+    digests: np.ndarray
+    standing: Standing
+
+    def try_out(self) -> Answer:
+        """What would be said, and nothing done."""
+        if refusal := self._refusal():
+            return Answer(self.request, "refused", [], refusal, already=self.standing.already)
+        try:
+            erasure = self._erase()
+        except (Refused, *FAULTS) as error:
+            return Answer(self.request, "refused", [], str(error), already=self.standing.already)
+        details = self._details(erasure, erasure.diagnostics.verdict)
+        return Answer(self.request, "tried", [], details=details, already=self.standing.already)
+
+    def carry_out(self) -> Answer:
+        if refusal := self._refusal():
+            return self._refuse(refusal)
+        try:
+            erasure = self._erase()
+        except Refused as error:
+            return self._refuse(" ".join(error.diagnostics.reasons), plain(error.diagnostics))
+        except FAULTS as error:
+            return self._refuse(str(error))
+        found = erasure.diagnostics
+        if found.verdict != "ok" and self.settings.erase.accept == "ok":
+            reason = f"The verdict is '{found.verdict}' and only 'ok' is accepted here: {' '.join(found.reasons)}"
+            return self._refuse(reason, plain(found))
+        after = None if self.curvature.kind.per_batch > 1 else erasure.curvature
+        erased = self.digests[self.standing.fresh].tolist()
+        details = self._details(erasure, found.verdict)
+        details |= {"curvature_dropped": after is None, "erased_samples": digest_of_samples(erased)}
+        entry = self.hold.advance(
+            "erased", self.request, details, lambda folder: write_state(folder, erasure.model, after), erased
+        )
+        entries = self.hold.ledger.of_request(self.request)
+        return Answer(self.request, "erased", entries, details=entry.details, already=self.standing.already)
+
+    def _refusal(self) -> str:
+        """Reasons that need no step."""
+        standing = self.standing
+        if standing.strangers:
+            some = f"{len(standing.strangers)} of its {len(self.digests)} samples"
+            return (
+                f"{some} ({shown(standing.strangers)}) were never in the training data, not bit for bit in this form "
+                "(other preprocessing, dtype or labels), or are named more often than they were there."
+            )
+        if not len(standing.fresh):
+            by = ", ".join(f"'{request}'" for request in standing.already)
+            return f"All of its samples are erased already, by {by}."
+        return ""
+
+    def _refuse(self, reason: str, diagnostics: dict[str, Any] | None = None) -> Answer:
+        details = {"k": len(self.digests), "reason": reason, "diagnostics": diagnostics, "verdict": "refused"}
+        self.hold.ledger.append("refused", self.request, details)
+        entries = self.hold.ledger.of_request(self.request)
+        return Answer(self.request, "refused", entries, reason, already=self.standing.already)
+
+    def _erase(self) -> Erasure:
+        chosen = self.settings.erase
+        places = self.standing.fresh if self.places is None else self.places[self.standing.fresh]
+        return erase(
+            self.model,
+            self.curvature,
+            self.bench.loss,
+            self.bench.batches(self.source, places),
+            scale=chosen.scale,
+            leave_out=chosen.leave_out,
+            residual=chosen.residual,
+            policy=chosen.policy,
+            data=self._training_data(),
+        )
+
+    def _training_data(self) -> Any:
+        """Only conjugate gradients read it; what earlier requests erased must not come back."""
+        if not isinstance(self.curvature.structure, MatrixFree):
+            return None
+        train = self.bench.train
+        digests = self.bench.digests(train, salt_of(self.hold.ledger), text="digests")
+        return self.bench.batches(train, retained_places(self.hold.ledger, self.hold.folder, digests))
+
+    def _details(self, erasure: Erasure, verdict: str) -> dict[str, Any]:
+        chosen, found = self.settings.erase, erasure.diagnostics
+        return {
+            **about(self.curvature),
+            "k": found.k,
+            "n": found.n,
+            "scale": found.scale,
+            "scale_source": self.curvature.calibrated and self.curvature.calibrated.source,
+            "damping": found.damping,
+            "leave_out": chosen.leave_out,
+            "residual": chosen.residual,
+            "policy": chosen.policy,
+            "old": {"weights": chosen.old_weights, "curvature": chosen.old_curvature},
+            "seeds": {"rows": self.curvature.kind.seed},
+            "untouched": untouched(self.model, self.curvature),
+            "versions": versions(),
+            "diagnostics": plain(found),
+            "verdict": verdict,
+        }
+
+
+def plain(found: Diagnostics) -> dict[str, Any]:
+    """As JSON can hold it, with the largest leverages only: a request of thousands has as many."""
+    body = {**asdict(found), "leverages": list(found.leverages[:LEVERAGES])}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in body.items()
+    }
+
+
+FAULTS = (InvalidData, PrecisionLost, NotPositiveDefinite)  # of the samples; other errors are of settings and machines

@@ -1,0 +1,84 @@
+"""`ssse calibrate`: ε and λ by evidence, stored with the curvature and drawn on the page."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ssse import files
+from ssse.calibration import calibrate
+from ssse.curvature import Curvature
+from ssse.curvature.matrix_free import MatrixFree
+from ssse.environment import versions
+from ssse.scanning import DEFAULT_SCALES
+from ssse.workspace.bench import Bench, load_curvature_of, load_weights_of
+from ssse.workspace.fitting import about, retained_places, salt_of, write_state
+from ssse.workspace.folder import Hold
+from ssse.workspace.ledger import Entry
+from ssse.workspace.settings import Settings
+
+
+def choose_scale(
+    hold: Hold,
+    settings: Settings,
+    forget: str | None,
+    ids: Sequence[str] | None,
+    *,
+    retrained: Path | None = None,
+    held_out: str | None = None,
+    progress: bool = False,
+) -> Entry:
+    """On a set of samples like those of the requests to come. Nothing is erased."""
+    bench = Bench(settings, hold.folder.path, progress)
+    current, chosen = hold.current, settings.calibrate
+    state = hold.folder.state(current)
+    model = load_weights_of(bench, state, current.details["files"])
+    curvature = load_curvature_of(bench, state, current.details["files"])
+    source, places = bench.asked(forget, ids)
+    bench.try_out(model, source)
+    samples = list(bench.batches(source, places))
+    evidence: dict[str, Any] = {}
+    if retrained is not None:
+        evidence["retrained"] = bench.model(retrained)
+    if held_out is not None:
+        known = bench.source(held_out)
+        bench.try_out(model, known)
+        evidence["held_out"] = list(bench.batches(known))
+    if _needs_data(curvature, chosen.method, retrained):
+        digests = bench.digests(bench.train, salt_of(hold.ledger), text="digests")
+        evidence["data"] = bench.batches(bench.train, retained_places(hold.ledger, hold.folder, digests))
+    started = time.perf_counter()
+    found = calibrate(
+        model,
+        curvature,
+        bench.loss,
+        samples,
+        method=chosen.method,
+        criterion=chosen.criterion,
+        scales=tuple(chosen.scales) or DEFAULT_SCALES,
+        dampings=tuple(chosen.dampings),
+        whole_class=chosen.whole_class,
+        leave_out=settings.erase.leave_out,
+        residual=settings.erase.residual,
+        progress=progress,
+        **evidence,
+    )
+    details = {
+        **about(found.curvature),
+        **json.loads(found.to_json()),
+        "k": sum(len(y) for _, y in samples),
+        "seconds": time.perf_counter() - started,
+        "versions": versions(),
+    }
+    hold.folder.check_space(files.size_of(state))
+    hold.begin()
+    return hold.advance("calibrated", None, details, lambda folder: write_state(folder, model, found.curvature))
+
+
+def _needs_data(curvature: Curvature, method: str, retrained: Path | None) -> bool:
+    """The searches look at data that stays, conjugate gradients at all of it; else it need not be there any more."""
+    searching = method in ("loss_search", "line_search") or (method == "auto" and retrained is None)
+    return searching or isinstance(curvature.structure, MatrixFree)

@@ -1,0 +1,171 @@
+"""`ssse evaluate`: the current model beside the original and the retrained ones, on the four splits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ssse.errors import InvalidData, InvalidSetting
+from ssse.evaluation import evaluate
+from ssse.intake.importing import is_spec
+from ssse.table import Evaluation
+from ssse.workspace.bench import Bench, load_weights_of
+from ssse.workspace.fitting import parameters_of, salt_of
+from ssse.workspace.folder import MAKERS, SAMPLES, WEIGHTS, Hold
+from ssse.workspace.ledger import Entry
+from ssse.workspace.membership import Membership
+from ssse.workspace.settings import LARGEST, Settings, absolute
+
+Split = list[tuple[Any, Any]]
+
+
+def measure(
+    hold: Hold,
+    settings: Settings,
+    *,
+    test: str | None = None,
+    retrained: Sequence[Path] = (),
+    original: Path | None = None,
+    forget: str | None = None,
+    requests: Sequence[str] = (),
+    progress: bool = False,
+) -> tuple[Entry, Evaluation]:
+    """Everything that was erased, or by some requests, is S. What is no longer in the data must be handed in."""
+    bench = Bench(settings, hold.folder.path, progress)
+    current = hold.current
+    model = load_weights_of(bench, hold.folder.state(current), current.details["files"])
+    of = _requests(hold, requests)
+    notes = _also_forgotten(hold, of)
+    splits = _training_splits(bench, hold, of, forget, notes)
+    test = test or _seen_from_here(settings.data.test, hold.folder.path)
+    if test is not None:
+        source = bench.source(test)
+        bench.try_out(model, source)
+        splits |= _test_splits(bench, source, splits["forgotten"], settings, notes)
+    else:
+        notes.append("No test data was given: nothing is known of samples that were never trained on.")
+    models: dict[str, nn.Module | list[nn.Module]] = {}
+    before = _original(bench, hold, of, original)
+    if before is not None:
+        models["original"] = before
+    models["erased"] = model
+    if retrained:
+        models["retrained"] = [bench.model(path) for path in retrained]
+    table = evaluate(
+        models,
+        splits,
+        loss_fn=bench.loss,
+        weight_decay=settings.fit.weight_decay,
+        parameters=parameters_of(settings),
+        level=settings.evaluate.level,
+        progress=progress,
+    )
+    details = {"table": table.to_dict(), "of": of, "notes": notes, "after": current.details["after"]}
+    hold.begin()
+    return hold.ledger.append("evaluated", None, details), table
+
+
+def _requests(hold: Hold, asked: Sequence[str]) -> list[str]:
+    erased = [entry.request for entry in hold.ledger.entries() if entry.kind == "erased" and entry.request]
+    if not erased:
+        raise InvalidSetting("Nothing was erased yet, so there is nothing to evaluate: run `ssse erase` first.")
+    for request in asked:
+        if request not in erased:
+            raise InvalidSetting(f"Request '{request}' erased nothing; those that did: {', '.join(erased[:5])}.")
+    return list(dict.fromkeys(asked)) or erased
+
+
+def _also_forgotten(hold: Hold, of: list[str]) -> list[str]:
+    """The model is the one after all requests; a retrained one may only have forgotten some."""
+    others = len(_requests(hold, [])) - len(of)
+    which = "one other request" if others == 1 else f"{others} other requests"
+    return [f"The current model has also forgotten the samples of {which}."] if others else []
+
+
+def _training_splits(bench: Bench, hold: Hold, of: list[str], forget: str | None, notes: list[str]) -> dict[str, Split]:
+    digests = bench.digests(bench.train, salt_of(hold.ledger), text="digests")
+    known = Membership.load(hold.folder.path / SAMPLES)
+    stays = known.remaining(digests, hold.ledger.erased_samples())
+    wanted = hold.ledger.erased_samples(of)
+    if forget is not None:
+        source, places = bench.source(forget), None
+        given = Counter(bench.digests(source, salt_of(hold.ledger)).tolist())
+        if strange := (given - wanted).total():
+            raise InvalidData(
+                f"{strange} of the {given.total()} samples of '{forget}' were not erased by these requests, or not "
+                "that often."
+            )
+    else:
+        source = bench.train
+        gone = np.setdiff1d(np.arange(len(digests)), stays)  # a copy that stays is no measure of one that went
+        places = gone[known.erased_places(digests[gone], wanted)]
+        if not len(places):
+            raise InvalidData(
+                "The erased samples are no longer in the training data. To measure on them, hand them in with --forget."
+            )
+        given = Counter(digests[places].tolist())
+    if lacking := (wanted - given).total():
+        notes.append(f"{lacking} of the {wanted.total()} erased samples are not there to measure on.")
+    return {
+        "retained": list(bench.batches(bench.train, stays)),
+        "forgotten": list(bench.batches(source, places)),
+    }
+
+
+def _test_splits(bench: Bench, source: Any, forgotten: Split, settings: Settings, notes: list[str]) -> dict[str, Split]:
+    """T_a and the rest where S is of one kind: one class, or what the settings name."""
+    same = _kind(forgotten, settings)
+    if same is None:
+        notes.append("The erased samples are of several kinds, so the test samples stay together.")
+        return {"test": list(bench.batches(source))}
+    labels = torch.cat([torch.as_tensor(y) for _, y in bench.batches(source)])
+    alike = (labels == same if labels.dim() == 1 else labels[:, same] > 0).numpy()
+    if not alike.any() or alike.all():
+        notes.append("The test data does not hold both samples of the erased kind and others, so it stays together.")
+        return {"test": list(bench.batches(source))}
+    parts = {"test_other": np.flatnonzero(~alike), "test_same": np.flatnonzero(alike)}
+    return {name: list(bench.batches(source, places)) for name, places in parts.items()}
+
+
+def _kind(forgotten: Split, settings: Settings) -> int | None:
+    """A class, or the place of an attribute; None where S has no kind."""
+    labels = torch.cat([torch.as_tensor(y) for _, y in forgotten])
+    asked = settings.evaluate.same
+    if asked == "none":
+        return None
+    if asked != "auto":
+        try:
+            place = settings.data.classes.index(str(asked)) if asked in settings.data.classes else int(asked)
+            if abs(place) > LARGEST:
+                raise ValueError
+        except ValueError:
+            raise InvalidSetting(
+                f"evaluate.same is 'auto', 'none', a class or the place of an attribute, not '{str(asked)[:40]}'."
+            ) from None
+        if labels.dim() > 1 and not 0 <= place < labels.shape[1]:
+            raise InvalidSetting(f"evaluate.same is {place}, and there are {labels.shape[1]} attributes.")
+        return place
+    one_class = labels.dim() == 1 and not labels.is_floating_point() and bool((labels == labels[0]).all())
+    return int(labels[0]) if one_class else None
+
+
+def _original(bench: Bench, hold: Hold, of: list[str], path: Path | None) -> nn.Module | None:
+    """The model before these requests: a file of the user's, or the state from then where it was kept."""
+    if path is not None:
+        return bench.model(path)
+    first = min(entry.seq for request in of for entry in hold.ledger.of_request(request) if entry.kind == "erased")
+    before = hold.ledger.last_before(first, *MAKERS)
+    if before is None or not (hold.folder.state(before) / WEIGHTS).is_file():
+        return None
+    return load_weights_of(bench, hold.folder.state(before), before.details["files"])
+
+
+def _seen_from_here(where: str | None, home: Path) -> str | None:
+    """A path in the settings is relative to the workspace; one on the command line to where the user is."""
+    return where if where is None or is_spec(where) else str(absolute(where, home))

@@ -1,0 +1,84 @@
+"""What still encodes the forgotten samples after a request, and what was done about it. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+SUMS = "sums over the samples, from which the forgotten ones were subtracted"
+HELD = {
+    "dense": SUMS,
+    "diagonal": SUMS,
+    "recurrence": SUMS,
+    "lowrank": "the rows of every sample that stays; those of the forgotten samples were taken out",
+    "truncated": "the leading directions of all samples; the forgotten ones were subtracted inside them",
+    "matrix_free": "a preconditioner at most, from which the forgotten samples were subtracted",
+}
+
+
+def what_remains(erased: Mapping[str, Any], created: Mapping[str, Any]) -> list[dict[str, str]]:
+    """In words, one line a place, for somebody who must decide what else to delete."""
+    old = erased["old"]
+    lines = [
+        _line("weights before this request", _done(old["weights"])),
+        _line("curvature before this request", _done(old["curvature"])),
+        _line("curvature now", _curvature_now(erased)),
+    ]
+    if erased["policy"] == "joint":
+        lines.append(
+            _line(
+                "joint stream",
+                "kept by its policy: the first model and the sum of the removed gradients, from which that model can "
+                "be rebuilt. End the stream by fitting anew under the policy rebase.",
+            )
+        )
+    if created["model"].get("batch_norm"):
+        lines.append(
+            _line(
+                "BatchNorm statistics",
+                "still contain the forgotten samples; nothing was done. Estimate them again on the data that stays.",
+            )
+        )
+    if erased.get("untouched"):
+        lines.append(
+            _line(
+                "parameters outside θ",
+                f"{erased['untouched']} of them were trained with the forgotten samples and stay as they were.",
+            )
+        )
+    lines += [
+        _line(
+            "ledger",
+            "keeps salted digests of the forgotten samples, so that they are recognised. Who has this workspace and a "
+            "sample can tell that it was erased.",
+        ),
+        _line(
+            "training data, original weights, backups, deployed copies",
+            "lie outside this workspace; nothing was done about them. Delete the samples and replace the weights.",
+        ),
+    ]
+    return lines
+
+
+def _done(policy: str) -> str:
+    if policy == "keep":
+        return "kept, as the settings say; they still contain the forgotten samples."
+    return (
+        "overwritten and removed. Journals, snapshots and flash memory may still hold copies that no program can reach."
+    )
+
+
+def _curvature_now(erased: Mapping[str, Any]) -> str:
+    if erased.get("curvature_dropped"):
+        return "none: rows of mini-batches cannot be separated, so it was dropped. Fit anew on the data that stays."
+    words = HELD.get(erased["structure"], SUMS)
+    if erased["policy"] == "joint" and not erased["leave_out"]:
+        return "all rows, the forgotten ones included: a joint stream over the full curvature needs them."
+    drift = ""
+    if erased["policy"] == "rebase" and erased["structure"] in ("dense", "diagonal", "recurrence", "truncated"):
+        drift = " In a stream a remainder stays, of the size by which the model moved between requests."
+    return f"holds {words}.{drift}"
+
+
+def _line(what: str, status: str) -> dict[str, str]:
+    return {"what": what, "status": status}
