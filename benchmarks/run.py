@@ -26,6 +26,7 @@ SUBJECTS = (
     "scanning",
     "calibration",
     "multi_attribute",
+    "thousand_requests",
 )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils.data import TensorDataset
+from typer.testing import CliRunner
 
 import ssse
+from ssse.cli import app
+from ssse.cli.frame import BUSY, DAMAGED, FAILED, IMPOSSIBLE, REFUSED, STOPPED
 from ssse.demo import LOSS, Digits, train
+from ssse.workspace.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -49,14 +55,67 @@ def test_examples_run(example, tmp_path):
 
 
 def test_the_readmes_table_is_the_demos(tmp_path):
-    printed = [_steady(line) for line in run("-m", "ssse.demo", folder=tmp_path).splitlines()]
+    printed = [_steady(line) for line in run("-m", "ssse", "demo", folder=tmp_path).splitlines()]
     block = re.search(r"```text\n(.*?)\n```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert block is not None
     shown = [_steady(line) for line in block.group(1).splitlines()]
     start = printed.index(shown[0])
     assert printed[start : start + len(shown)] == shown
-    page = (tmp_path / "out" / "demo.html").read_text()
-    assert page.count("<svg") == 3
+    assert printed[-1] == "The page: out/demo/ws/report.html"
+    assert "Refused: 1 of its 1 samples" in "\n".join(printed)
+    page = (tmp_path / "out" / "demo" / "ws" / "report.html").read_text()
+    assert page.count("<svg") >= 3
+    again = run("-m", "ssse", "demo", "--json", folder=tmp_path)  # in the folder that it made itself
+    assert json.loads(again) == {"page": "out/demo/ws/report.html"}
+
+
+def test_the_demo_leaves_a_folder_of_somebody_elses_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    done = CliRunner().invoke(app, ["demo", "--output", "mine"])
+    assert done.exit_code == 2
+    assert "not of this demo" in done.stderr
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def commands(page: str) -> list[list[str]]:
+    """Lines after a $ in the console blocks of a page, with those that a backslash continues."""
+    blocks = re.findall(r"```console\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    text = "\n".join(blocks).replace("\\\n", " ")
+    return [shlex.split(line[2:]) for line in text.splitlines() if line.startswith("$ ")]
+
+
+@pytest.mark.parametrize("page", ["docs/requests.md"])
+def test_the_commands_of_the_documentation_run_as_written(page, tmp_path, monkeypatch):
+    """In this process, for importing torch anew takes longer than the command."""
+    monkeypatch.chdir(tmp_path)
+    found = commands(page)
+    assert len(found) > 10
+    for program, *arguments in found:
+        if program == "cd":
+            monkeypatch.chdir(arguments[0])
+            continue
+        assert program == "ssse"
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, (arguments, done.output)
+    assert {arguments[0] for program, *arguments in found if program == "ssse"} == {
+        "demo", "init", "fit", "erase", "log", "calibrate", "evaluate", "report", "verify"
+    }  # fmt: skip
+
+
+def test_the_documentation_names_every_setting():
+    text = (ROOT / "docs" / "requests.md").read_text()
+    for section, field in Settings.model_fields.items():
+        line = next(line for line in text.splitlines() if line.startswith(f"| `[{section}]`"))
+        assert isinstance(field.annotation, type)
+        assert re.findall(r"`(\w+)`", line) == list(field.annotation.model_fields), section
+
+
+def test_the_documentation_names_every_exit_code():
+    text = (ROOT / "docs" / "requests.md").read_text()
+    codes = [int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)]
+    assert codes == [0, FAILED, IMPOSSIBLE, REFUSED, DAMAGED, BUSY, STOPPED]
 
 
 def test_the_code_of_the_evidence_page_runs(tmp_path, monkeypatch):
