@@ -28,11 +28,14 @@ from safetensors.torch import save_file
 
 from ssse import files, store
 from ssse.intake import weights
-from ssse.workspace import database, folder, ledger, lock, membership, seal
+from ssse.workspace import database, folder, holding, ledger, lock, membership, pages, seal
 from ssse.workspace.api import Workspace
 from tests import workspaces
 
-WATCHED = {module.__file__ for module in (database, files, folder, ledger, lock, membership, seal, store, weights)}
+WATCHED = {
+    module.__file__
+    for module in (database, files, folder, holding, ledger, lock, membership, pages, seal, store, weights)
+}
 EPOCH = "1750000000"  # the same times in every run
 FORGET = [3, 11]
 N, P = 32, 3
@@ -59,14 +62,14 @@ def erase_another(workspace: Workspace) -> None:
 
 def report(workspace: Workspace) -> None:
     """As `ssse report` does, with a page that costs nothing."""
-    with workspace.folder.hold("report") as hold:
+    with holding.holding(workspace.folder, "report") as hold:
         last = hold.ledger.last()
         assert last is not None
         hold.write_page(f"<p>{last.hash}</p>")
 
 
 def report_before(workspace: Workspace) -> None:
-    with workspace.folder.hold("report") as hold:
+    with holding.holding(workspace.folder, "report") as hold:
         hold.write_page("<p>as it was</p>")
 
 

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from ssse.cli import app
 from ssse.errors import SSSEError
 from ssse.workspace import folder as folders
+from ssse.workspace import holding
 from ssse.workspace.api import Workspace
 from tests import workspaces
 from tests.killing import EPOCH, OPERATIONS, WATCHED, Bench, erase
@@ -219,7 +220,7 @@ def test_what_a_kill_left_can_be_read_on_a_read_only_disk(index, disk):
 
 KILLED = """
 import os, signal, sys
-from ssse.workspace.folder import Hold
+from ssse.workspace.holding import Hold
 from ssse.workspace.api import Workspace
 from tests.killing import erase
 setattr(Hold, sys.argv[2], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
@@ -238,11 +239,11 @@ def test_what_cannot_be_overwritten_is_not_called_shredded(disk, monkeypatch):
     bench = Bench(disk / "home", OPERATIONS["erase"])
     bench.start()
     old = bench.trial / "states" / "000002" / "weights.safetensors"
-    retire = folders.Hold._retire
+    retire = holding.Hold._retire
 
     states, turned = bench.trial / "states", []
 
-    def turn(self: folders.Hold, *arguments: Any) -> None:
+    def turn(self: holding.Hold, *arguments: Any) -> None:
         if not turned:
             turned.append(True)
             subprocess.run(["mount", "--bind", states, states], check=True)
@@ -250,7 +251,7 @@ def test_what_cannot_be_overwritten_is_not_called_shredded(disk, monkeypatch):
         retire(self, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(folders.Hold, "_retire", turn)
+        patched.setattr(holding.Hold, "_retire", turn)
         with pytest.raises(OSError, match="Read-only"):
             erase(Workspace(bench.trial))
         with pytest.raises(OSError, match="Read-only"):

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from ssse.cli import app
 from ssse.errors import Damaged, SSSEError
-from ssse.workspace import folder as folders
+from ssse.workspace import holding
 from ssse.workspace import ledger as ledgers
 from ssse.workspace.api import Workspace
 from ssse.workspace.ledger import FIRST, Ledger
@@ -408,8 +408,8 @@ def interrupted(path: Path, moment: str, monkeypatch) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(folders.Hold, moment, die)
-        patched.setattr(folders.Hold, "give_up", lambda self: None)
+        patched.setattr(holding.Hold, moment, die)
+        patched.setattr(holding.Hold, "give_up", lambda self: None)
         with pytest.raises(KeyboardInterrupt):
             erase(path)
     assert Workspace(path).verify().interrupted == "erase"
@@ -446,7 +446,7 @@ def test_a_request_that_another_one_overtakes(path, monkeypatch):
     """Received for two samples and killed; one of them is erased by another request meanwhile."""
     workspace = Workspace(path)
     with monkeypatch.context() as patched:
-        patched.setattr(folders.Hold, "advance", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(holding.Hold, "advance", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             workspace.erase("slow", ids=["s7", "s8"])
     assert workspace.verify().ok

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ssse.workspace import folder as folders
+from ssse.workspace.holding import holding
 from tests import workspaces
 
 OLD, STATE = "states/000002", "states/000004"  # fitted is entry 2, erased entry 4
@@ -52,7 +53,7 @@ def test_neither_samples_nor_labels_are_left_in_the_workspace(tmp_path):
     made = workspaces.make(tmp_path, n=24, p=4, fit__structure="dense")
     places = [3, 11]
     assert made.workspace.erase("r-1", forget=made.forget_file(places)).outcome == "erased"
-    with made.workspace.folder.hold("report") as hold:  # a page of all that is known
+    with holding(made.workspace.folder, "report") as hold:  # a page of all that is known
         hold.write_page(json.dumps([entry.plain() for entry in hold.ledger.entries()]))
     assert made.workspace.verify().ok
     inputs = made.x[places].numpy()

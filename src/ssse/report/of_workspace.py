@@ -9,6 +9,7 @@ from ssse.errors import Damaged
 from ssse.files import write_atomically
 from ssse.report.requests import render
 from ssse.workspace.folder import Folder
+from ssse.workspace.holding import holding
 from ssse.workspace.ledger import Ledger
 from ssse.workspace.verification import Verification, verify
 
@@ -34,7 +35,7 @@ def write_page(
         with folder.read() as ledger:
             write_atomically(output, _render(folder, ledger, found))
         return output
-    with folder.hold("report", wait=wait, waiting=waiting) as hold:
+    with holding(folder, "report", wait=wait, waiting=waiting) as hold:
         hold.begin()
         return hold.write_page(_render(folder, hold.ledger, found))
 

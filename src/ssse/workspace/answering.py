@@ -20,7 +20,8 @@ from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite, Precis
 from ssse.intake.sources import Source
 from ssse.workspace.bench import Bench, load_curvature_of, load_weights_of
 from ssse.workspace.fitting import about, retained_places, salt_of, untouched, write_state
-from ssse.workspace.folder import SAMPLES, Hold
+from ssse.workspace.folder import SAMPLES
+from ssse.workspace.holding import Hold
 from ssse.workspace.ledger import Entry, digest_of_samples
 from ssse.workspace.membership import Membership, Standing, shown
 from ssse.workspace.settings import Settings

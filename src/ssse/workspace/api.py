@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssse.workspace import settings as toml
-from ssse.workspace.folder import Folder, Hold
+from ssse.workspace.folder import Folder
+from ssse.workspace.holding import Hold, holding
 from ssse.workspace.ledger import Entry
 from ssse.workspace.settings import Settings
 from ssse.workspace.verification import Verification, verify
@@ -142,7 +143,7 @@ class Workspace:
 
     @contextmanager
     def _hold(self, command: str) -> Iterator[Hold]:
-        with self.folder.hold(command, wait=self.wait, waiting=self._waiting) as hold:
+        with holding(self.folder, command, wait=self.wait, waiting=self._waiting) as hold:
             yield hold
 
     def _waiting(self) -> None:

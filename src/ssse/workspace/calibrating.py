@@ -16,7 +16,7 @@ from ssse.environment import versions
 from ssse.scanning import DEFAULT_SCALES
 from ssse.workspace.bench import Bench, load_curvature_of, load_weights_of
 from ssse.workspace.fitting import about, retained_places, salt_of, write_state
-from ssse.workspace.folder import Hold
+from ssse.workspace.holding import Hold
 from ssse.workspace.ledger import Entry
 from ssse.workspace.settings import Settings
 

@@ -17,7 +17,8 @@ from ssse.intake.importing import is_spec
 from ssse.table import Evaluation
 from ssse.workspace.bench import Bench, load_weights_of
 from ssse.workspace.fitting import parameters_of, salt_of
-from ssse.workspace.folder import MAKERS, SAMPLES, WEIGHTS, Hold
+from ssse.workspace.folder import MAKERS, SAMPLES, WEIGHTS
+from ssse.workspace.holding import Hold
 from ssse.workspace.ledger import Entry
 from ssse.workspace.membership import Membership
 from ssse.workspace.settings import LARGEST, Settings, absolute

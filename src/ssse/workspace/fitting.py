@@ -25,7 +25,8 @@ from ssse.problem import Problem
 from ssse.workspace import ledger as ledgers
 from ssse.workspace import settings as toml
 from ssse.workspace.bench import Bench, has_batch_norm, load_weights_of
-from ssse.workspace.folder import CURVATURE, SAMPLES, WEIGHTS, Folder, Hold
+from ssse.workspace.folder import CURVATURE, SAMPLES, WEIGHTS, Folder
+from ssse.workspace.holding import Hold
 from ssse.workspace.ledger import Entry, Ledger
 from ssse.workspace.membership import Membership
 from ssse.workspace.seal import seal_files

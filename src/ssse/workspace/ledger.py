@@ -18,7 +18,8 @@ from typing import Any
 
 from ssse.environment import now
 from ssse.errors import BrokenArtefact
-from ssse.workspace.database import FILE, connect, copied, in_place, in_words, settle
+from ssse.workspace.database import FILE, LOG, connect, copied, in_place, in_words, settle
+from ssse.workspace.pages import PAGE, Change
 
 FIRST = "0" * 64  # the hash before the first entry
 AT_A_TIME = 500  # parameters of one SQL statement
@@ -65,10 +66,12 @@ class Ledger:
 
     def __init__(self, connection: sqlite3.Connection):
         self._connection = connection
+        self.change: Change | None = None  # what was written, once it was closed in order
 
     @classmethod
     def create(cls, path: Path) -> None:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute(f"PRAGMA page_size = {PAGE}")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(SCHEMA)
             settle(connection)
@@ -78,8 +81,11 @@ class Ledger:
     def open(cls, path: Path) -> Iterator[Ledger]:
         """For reading and appending. When it is closed all is in the one file: nothing is left to a log beside it."""
         with in_words(path), closing(connect(path)) as connection:
-            yield cls(connection)
+            ledger = cls(connection)
+            yield ledger
+            change = Change.about_to_come(path, path.with_name(LOG))
             settle(connection)
+            ledger.change = change
 
     @classmethod
     @contextmanager
