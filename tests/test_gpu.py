@@ -9,7 +9,7 @@ import torch
 
 import ssse
 from ssse.errors import ModelMismatch
-from tests import problems
+from tests import problems, workspaces
 
 pytestmark = [
     pytest.mark.gpu,
@@ -115,3 +115,15 @@ def test_cuda_evidence_is_that_of_the_cpu(sample):
     assert there[2] == pytest.approx(divergence, rel=1e-5)
     assert there[3] == pytest.approx(accuracy)
     assert there[4] == pytest.approx(scale, rel=1e-6)
+
+
+def test_a_workspace_answers_on_the_gpu_as_on_the_cpu(tmp_path):
+    """And its files are the same to read on a machine without one."""
+    weights = {}
+    for device in ("cpu", "cuda"):
+        made = workspaces.make(tmp_path / device, model__device=device)
+        assert made.workspace.erase("a", ids=["s3", "s4"]).outcome == "erased"
+        assert made.workspace.erase("b", forget=made.forget_file([9])).outcome == "erased"
+        assert made.workspace.verify().ok
+        weights[device] = made.weights()["weight"]
+    torch.testing.assert_close(weights["cuda"], weights["cpu"], rtol=1e-10, atol=1e-12)
