@@ -247,8 +247,8 @@ def fingerprint(path: Path) -> str:
     return found.hexdigest()
 
 
-def traced(look: Callable[[int], None], work: Callable[[], object]) -> int:
-    """Call `look` before every line of the modules that write; how many there were."""
+def look_at_every_line(look: Callable[[int], None]) -> None:
+    """Call `look` with the count before every line of the modules that write."""
     lines = 0
 
     def watch(frame: FrameType, event: str, _: Any) -> Any:
@@ -261,27 +261,27 @@ def traced(look: Callable[[int], None], work: Callable[[], object]) -> int:
         return watch
 
     sys.settrace(watch)
+
+
+def traced(look: Callable[[int], None], work: Callable[[], object]) -> int:
+    """`look` at every line of the work; how many there were."""
+    last = 0
+
+    def count(line: int) -> None:
+        nonlocal last
+        last = line
+        look(line)
+
+    look_at_every_line(count)
     try:
         work()
     finally:
         sys.settrace(None)
-    return lines
+    return last
 
 
 def dies_at(last: int) -> None:
-    lines = 0
-
-    def watch(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal lines
-        if frame.f_code.co_filename not in WATCHED:
-            return None
-        if event == "line":
-            lines += 1
-            if lines == last:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return watch
-
-    sys.settrace(watch)
+    look_at_every_line(lambda line: os.kill(os.getpid(), signal.SIGKILL) if line == last else None)
 
 
 def main(home: Path, group: str) -> dict[str, dict[str, int]]:

@@ -82,6 +82,23 @@ def safetensors_in_words(path: Path) -> Iterator[None]:
         raise OSError(f"'{path}' cannot be written: {error}.") from error
 
 
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to fill that appears under its name whole or not at all, on the disk when this is done."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        yield unfinished
+        unfinished.chmod(0o777 & ~umask())  # mkdtemp makes folders that only the owner can read
+        allow_as_usual(unfinished)
+        sync_all(unfinished)
+        os.rename(unfinished, target)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    sync(target.parent)
+
+
 def point(link: Path, target: str) -> None:
     """Make a symbolic link point somewhere else, in one step."""
     temporary = link.with_name(f".{link.name}-{os.getpid()}")

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,8 +40,7 @@ def write_folder(folder: str | os.PathLike[str], tensors: Mapping[str, Tensor], 
     free = shutil.disk_usage(target.parent).free
     if free < needed:
         raise OSError(errno.ENOSPC, f"The curvature needs {needed:,} bytes and {free:,} are free", str(target.parent))
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
+    with files.new_folder(target) as temporary:
         parts = _group_into_files(tensors)
         for name, group in parts.items():
             save_file({key: value.detach().cpu().contiguous() for key, value in group.items()}, temporary / name)
@@ -51,14 +49,6 @@ def write_folder(folder: str | os.PathLike[str], tensors: Mapping[str, Tensor], 
         body = {"format": FORMAT_VERSION, **manifest, "tensors": digests, "forms": forms}
         body["digest"] = _digest_manifest(body)
         (temporary / MANIFEST).write_text(json.dumps(body, indent=1, ensure_ascii=False), encoding="utf-8")
-        temporary.chmod(0o777 & ~files.umask())  # mkdtemp makes folders that only the owner can read
-        files.allow_as_usual(temporary)
-        files.sync_all(temporary)
-        os.rename(temporary, target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    files.sync(target.parent)
 
 
 def read_folder(

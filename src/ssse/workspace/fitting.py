@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -44,10 +42,7 @@ def create(path: Path, settings: Settings, weights: Path) -> tuple[Entry, dict[s
     bench = Bench(settings, path)
     model = bench.model(weights)
     seen = _look(bench, model)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    try:
-        unfinished.chmod(0o777 & ~files.umask())
+    with files.new_folder(path) as unfinished:
         (unfinished / toml.FILE).write_text(settings.to_toml(), encoding="utf-8")
         (unfinished / "states").mkdir()
         Ledger.create(unfinished / ledgers.FILE)
@@ -65,12 +60,6 @@ def create(path: Path, settings: Settings, weights: Path) -> tuple[Entry, dict[s
             hold = Hold(Folder(unfinished), ledger, settings, "init", seal_files(unfinished, ()))
             entry = hold.advance("created", None, details, lambda state: write_state(state, model, None))
         seal_files(unfinished, (ledgers.FILE, toml.FILE)).write(unfinished)
-        files.sync_all(unfinished)
-        os.rename(unfinished, path)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-    files.sync(path.parent)
     return entry, seen
 
 
