@@ -46,7 +46,7 @@ def choose_scale(
     if held_out is not None:
         known = bench.source(held_out)
         bench.try_out(model, known)
-        evidence["held_out"] = list(bench.batches(known))
+        evidence["held_out"] = bench.batches(known)
     if _needs_data(curvature, chosen.method, retrained):
         digests = bench.digests(bench.train, salt_of(hold.ledger), text="digests")
         evidence["data"] = bench.batches(bench.train, retained_places(hold.ledger, hold.folder, digests))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from ssse.workspace.ledger import Entry
 from ssse.workspace.membership import Membership
 from ssse.workspace.settings import LARGEST, Settings, absolute
 
-Split = list[tuple[Any, Any]]
+Split = Iterable[Any]  # read as often as needed, never held whole
 
 
 def measure(
@@ -114,8 +114,8 @@ def _training_splits(bench: Bench, hold: Hold, of: list[str], forget: str | None
     if lacking := (wanted - given).total():
         notes.append(f"{lacking} of the {wanted.total()} erased samples are not there to measure on.")
     return {
-        "retained": list(bench.batches(bench.train, stays)),
-        "forgotten": list(bench.batches(source, places)),
+        "retained": bench.batches(bench.train, stays),
+        "forgotten": bench.batches(source, places),
     }
 
 
@@ -124,14 +124,14 @@ def _test_splits(bench: Bench, source: Any, forgotten: Split, settings: Settings
     same = _kind(forgotten, settings)
     if same is None:
         notes.append("The erased samples are of several kinds, so the test samples stay together.")
-        return {"test": list(bench.batches(source))}
+        return {"test": bench.batches(source)}
     labels = torch.cat([torch.as_tensor(y) for _, y in bench.batches(source)])
     alike = (labels == same if labels.dim() == 1 else labels[:, same] > 0).numpy()
     if not alike.any() or alike.all():
         notes.append("The test data does not hold both samples of the erased kind and others, so it stays together.")
-        return {"test": list(bench.batches(source))}
+        return {"test": bench.batches(source)}
     parts = {"test_other": np.flatnonzero(~alike), "test_same": np.flatnonzero(alike)}
-    return {name: list(bench.batches(source, places)) for name, places in parts.items()}
+    return {name: bench.batches(source, places) for name, places in parts.items()}
 
 
 def _kind(forgotten: Split, settings: Settings) -> int | None:
