@@ -19,6 +19,7 @@ from ssse.problem import Problem
 
 Verdict = Literal["ok", "caution", "refused"]
 
+PART_ONLY = "Only "  # how the curvature's note begins where θ is a part of the trained parameters
 UNCOUPLED = ("binary_cross_entropy", "mse")  # losses whose outputs do not interact
 
 # Past these, one step is still taken but no longer vouched for.
@@ -126,6 +127,12 @@ def doubts(found: Diagnostics, curvature: Curvature) -> list[str]:
     reasons = []
     if curvature.linear is None:
         reasons.append("The model is not linear in θ: the step is an approximation without a guarantee.")
+    if any(note.startswith(PART_ONLY) for note in curvature.notes):
+        reasons.append(
+            "Only a part of the trained parameters can change; the rest were trained with the forgotten samples too."
+        )
+    if curvature.doubted:
+        reasons.append("An earlier step since the fit was not vouched for, and this one starts from its result.")
     calibrated = found.scale == curvature.scale
     if curvature.kind.name != "expected" and not calibrated:
         reasons.append(
@@ -160,7 +167,7 @@ def _source(curvature: Curvature) -> str:
 
 
 def notes_on(curvature: Curvature, problem: Problem, left: LeftOut) -> tuple[str, ...]:
-    notes = [note for note in curvature.notes if note.startswith("Only ")]
+    notes = [note for note in curvature.notes if note.startswith(PART_ONLY)]
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in problem.model.modules()):
         notes.append("BatchNorm's running statistics still contain the forgotten samples.")
     if isinstance(curvature.structure, MatrixFree):

@@ -220,6 +220,7 @@ def erase(
     reasons = judge(found) + doubts(found, curvature) + ([f"{left.note}."] if "not below" in left.note else [])
     found = replace(found, verdict="caution" if reasons else "ok", reasons=tuple(reasons))
     after = _curvature_after(curvature, problem, erased, request.count, removed, origin, leave_out, policy)
+    after = replace(after, doubted=curvature.doubted or bool(reasons))
     request = replace(request, curvature=curvature)
     return Erasure(erased, step, left.solution, found, [request], after)
 

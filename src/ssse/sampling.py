@@ -106,17 +106,20 @@ def measure_held(problem: Problem, kind: RowKind, batch: Batch, salt: bytes | No
 
 
 def digest_samples(batch: Batch, salt: bytes) -> np.ndarray:
-    """64 bits of a keyed hash of each sample's inputs and label."""
+    """64 bits of a keyed hash of each sample's inputs and label, with the names, shapes and dtypes of the inputs."""
     x, y = batch
     y = y.to(torch.float64) + 0.0  # 1 is the same label in any dtype, and −0 is 0
-    entries = {**x, "": y} if isinstance(x, dict) else {"x": x, "": y}
-    return _hash_lines([bytes_of(entries[key]) for key in sorted(entries)], salt)
+    inputs = dict(x) if isinstance(x, dict) else {"x": x}
+    form = repr([(key, str(inputs[key].dtype), tuple(inputs[key].shape[1:])) for key in sorted(inputs)])
+    entries = {**inputs, "": y}
+    return _hash_lines([bytes_of(entries[key]) for key in sorted(entries)], salt, form.encode())
 
 
-def _hash_lines(columns: list[np.ndarray], key: bytes) -> np.ndarray:
+def _hash_lines(columns: list[np.ndarray], key: bytes, form: bytes = b"") -> np.ndarray:
     digests = np.empty(len(columns[0]), dtype=np.uint64)
+    begun = hashlib.blake2b(form, digest_size=8, key=key)
     for i in range(len(digests)):
-        hasher = hashlib.blake2b(digest_size=8, key=key)
+        hasher = begun.copy()
         for column in columns:
             hasher.update(column[i])
         digests[i] = int.from_bytes(hasher.digest(), "little")

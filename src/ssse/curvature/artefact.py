@@ -78,6 +78,7 @@ class Curvature:
     notes: tuple[str, ...] = ()
     joint: JointState | None = None
     calibrated: Calibrated | None = None
+    doubted: bool = False  # whether a step since the fit was not vouched for
     group: int = 1024
     created: str = field(default_factory=now)
 
@@ -237,6 +238,7 @@ class Curvature:
             "gradient_norm": None if self.gradient is None else float(self.gradient.norm()),
             "joint": None if self.joint is None else {"leave_out": self.joint.leave_out, "n": self.joint.n},
             "calibrated": None if self.calibrated is None else asdict(self.calibrated),
+            "doubted": self.doubted,
             "group": self.group,
             "notes": list(self.notes),
         }
@@ -266,6 +268,7 @@ class Curvature:
             notes=tuple(manifest["notes"]),
             joint=joint,
             calibrated=Calibrated(**manifest["calibrated"]) if manifest.get("calibrated") else None,
+            doubted=manifest.get("doubted", False),
             group=manifest["group"],
             created=manifest["created"],
         )
