@@ -18,7 +18,7 @@ from ssse.errors import BrokenArtefact, InvalidData
 from ssse.workspace import database
 from ssse.workspace import ledger as ledgers
 from ssse.workspace.ledger import FIRST, Ledger, digest_of_samples
-from ssse.workspace.membership import Membership, shown
+from ssse.workspace.membership import Membership, places_among, shown
 
 
 @pytest.fixture
@@ -49,10 +49,10 @@ def test_each_entry_carries_the_hash_of_the_one_before(ledger):
     assert list(ledger.entries()) == made
     assert all(entry.hash == entry.expected_hash() for entry in made)
     assert ledger.damages() == []
-    assert ledger.last() == ledger.entry(3) == ledger.last_of_request("r") == made[2]
+    assert ledger.last() == ledger.last_of_request("r") == made[2]
     assert ledger.last("created", "fitted") == ledger.last_before(3, "created", "fitted", "x") == made[1]
     assert ledger.first("fitted") == made[1]
-    assert ledger.last("nothing") is ledger.first("nothing") is ledger.entry(4) is ledger.last_before(1, "created")
+    assert ledger.last("nothing") is ledger.first("nothing") is ledger.last_before(1, "created")
 
 
 def test_every_part_of_an_entry_is_in_its_hash(ledger):
@@ -77,7 +77,7 @@ def test_an_entry_is_read_as_it_was_returned(ledger):
     }
     entry = ledger.append("x", "ü", details)
     assert entry.details == {**details, "b": [1, 2]}
-    assert ledger.entry(1) == entry
+    assert next(ledger.entries()) == entry
     assert ledger.damages() == []
 
 
@@ -324,8 +324,16 @@ def test_remaining_agrees_with_counting(trained, data):
     places = known.remaining(np.array(file, dtype=np.int64), gone)
     assert Counter(file[place] for place in places) == left
     assert places.tolist() == sorted(places)
-    erased_places = known.erased_places(np.array(file, dtype=np.int64), gone)
+    erased_places = places_among(np.array(file, dtype=np.int64), gone)
     assert Counter(file[place] for place in erased_places) == gone & Counter(file)
+    assert Counter(file) == left + still
+    for sample in set(file):  # once more than it was trained on: excluded where it was erased, else refused
+        more = np.array([*file, *[sample] * (1 + trained.count(sample) - file.count(sample))], dtype=np.int64)
+        if gone[sample]:
+            assert Counter(more[known.remaining(more, gone)].tolist()) == left
+        else:
+            with pytest.raises(InvalidData, match="more often"):
+                known.remaining(more, gone)
     if left:
         lacking = list(file)
         sample = next(iter(left))

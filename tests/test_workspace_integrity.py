@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ssse.cli import app
-from ssse.errors import Damaged, SSSEError
+from ssse.errors import Damaged, InvalidSetting, SSSEError
 from ssse.workspace import holding
 from ssse.workspace import ledger as ledgers
 from ssse.workspace.api import Workspace
@@ -356,10 +356,13 @@ def test_an_older_workspace_put_back(path):
 
 
 def test_a_head_of_any_entry_will_do_and_of_none_will_not(path):
-    for entry in Workspace(path).entries():
+    entries = Workspace(path).entries()
+    for entry in entries:
         assert Workspace(path).verify(head=entry.hash).ok
-    for head in ("", "0" * 64, "nonsense"):
-        assert named(path, head=head) == {"ledger.sqlite"}
+    assert named(path, head="0" * 64) == {"ledger.sqlite"}
+    for head in ("", "nonsense", entries[0].hash[:12], entries[0].hash.upper()):
+        with pytest.raises(InvalidSetting, match="all 64 characters"):
+            Workspace(path).verify(head=head)
 
 
 @pytest.mark.parametrize("name", ["ledger.sqlite-wal", "ledger.sqlite-journal"])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ssse.errors import Damaged
+from ssse.errors import Damaged, InvalidSetting
 from ssse.files import write_atomically
 from ssse.report.requests import render
+from ssse.workspace import settings as toml
 from ssse.workspace.folder import Folder
 from ssse.workspace.holding import holding
 from ssse.workspace.ledger import Ledger
@@ -27,16 +28,18 @@ def write_page(
         Damaged: names the files.
     """
     folder.check()
+    if output is not None and output.resolve().is_relative_to(folder.path.resolve()):
+        raise InvalidSetting("--output is for a page elsewhere; without it the page goes into the workspace.")
     found = verify(folder, wait=wait, waiting=waiting)
-    if not found.ok:
-        damages = "; ".join(f"{name} {what}" for name, what in found.damages)
+    damages = "; ".join(f"{name} {what}" for name, what in found.damages if name != toml.FILE)  # edited: see begin()
+    if damages:
         raise Damaged(f"There is no page of a damaged workspace: {damages}.")
     if output is not None:
         with folder.read() as ledger:
             write_atomically(output, _render(folder, ledger, found))
         return output
     with holding(folder, "report", wait=wait, waiting=waiting) as hold:
-        hold.begin()
+        hold.begin()  # first, for it may write an entry that belongs on the page
         return hold.write_page(_render(folder, hold.ledger, found))
 
 

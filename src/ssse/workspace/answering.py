@@ -16,10 +16,12 @@ from ssse.curvature.matrix_free import MatrixFree
 from ssse.diagnostics import Diagnostics
 from ssse.environment import versions
 from ssse.erasure import Erasure, check_request, erase
-from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite, PrecisionLost, Refused, SSSEError
+from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite, PrecisionLost, Refused
 from ssse.intake.sources import Source
+from ssse.workspace import settings as toml
 from ssse.workspace.bench import Bench, load_curvature_of, load_weights_of
-from ssse.workspace.fitting import about, retained_places, salt_of, untouched, write_state
+from ssse.workspace.checks import check_places, check_same_model
+from ssse.workspace.fitting import about, places_that_stay, salt_of, untouched, write_state
 from ssse.workspace.folder import SAMPLES
 from ssse.workspace.holding import Hold
 from ssse.workspace.ledger import Entry, digest_of_samples
@@ -84,11 +86,17 @@ def answer(
         residual=settings.erase.residual,
         policy=settings.erase.policy,
     )
+    check_same_model(hold, settings)
     source, places = bench.asked(forget, ids)
+    if ids is None:
+        bench.try_out(model, source)
+    else:
+        check_places(hold, bench)
     digests = bench.digests(source, salt_of(hold.ledger), places)
     received = _received(last, digests)
     standing = Membership.load(hold.folder.path / SAMPLES).standing(digests, hold.ledger)
-    task = _Task(hold, bench, settings, request, model, curvature, source, places, digests, standing)
+    data = _training_data(bench, hold, curvature, settings)
+    task = _Task(hold, bench, settings, request, model, curvature, source, places, digests, standing, data)
     if dry_run:
         return task.try_out()
     hold.folder.check_space(files.size_of(hold.folder.state(current)))
@@ -96,6 +104,7 @@ def answer(
     if not received:
         asked = {"asked": len(digests), "k": len(standing.fresh), "already": standing.already}
         asked |= {"samples": digest_of_samples(digests.tolist()), "by": "file" if ids is None else "ids"}
+        asked |= {"options": toml.changes(hold.settings, settings)}
         hold.ledger.append("received", request, asked)
     return task.carry_out()
 
@@ -105,17 +114,21 @@ def _repeated(
 ) -> Answer:
     """The id was answered. Other samples under the same id are a mistake that must not pass for an answer."""
     then = next(entry for entry in reversed(history) if entry.kind == "received")
-    compared = ""
-    try:
+    compared, gone = "", [] if ids is None else bench.unknown(ids)
+    if gone and ids is not None:  # left the data since: what is still there must have been named then
+        there = [name for name in ids if name not in set(gone)]
+        digests = bench.digests(bench.train, salt_of(hold.ledger), bench.train.places_of(there)) if there else ()
+        erased = next(entry.seq for entry in reversed(history) if entry.kind == "erased")
+        same = len(ids) == then.details["asked"] and set(digests) <= set(hold.ledger.samples_of(erased))
+        compared = f" {len(gone)} of the ids are no longer in the data, so those could not be compared."
+    else:
         source, places = bench.asked(forget, ids)
         digests = bench.digests(source, salt_of(hold.ledger), places)
-    except SSSEError as error:  # for instance ids that left the data since
-        compared = f" Whether it named the same samples could not be seen: {error}"
-    else:
-        if digest_of_samples(digests.tolist()) != then.details["samples"]:
-            raise InvalidSetting(
-                f"Request '{request}' was answered on {history[-1].time}, for other samples. Give this one its own id."
-            )
+        same = digest_of_samples(digests.tolist()) == then.details["samples"]
+    if not same:
+        raise InvalidSetting(
+            f"Request '{request}' was answered on {history[-1].time}, for other samples. Give this one its own id."
+        )
     k = next(entry.details["k"] for entry in reversed(history) if entry.kind == "erased")
     reason = f"Request '{request}' was answered on {history[-1].time}: {k} samples. Nothing was done.{compared}"
     return Answer(request, "repeated", history, reason)
@@ -145,6 +158,7 @@ class _Task:
     places: np.ndarray | None
     digests: np.ndarray
     standing: Standing
+    data: Any
 
     def try_out(self) -> Answer:
         """What would be said, and nothing done."""
@@ -212,25 +226,18 @@ class _Task:
             leave_out=chosen.leave_out,
             residual=chosen.residual,
             policy=chosen.policy,
-            data=self._training_data(),
+            data=self.data,
         )
-
-    def _training_data(self) -> Any:
-        """Only conjugate gradients read it; what earlier requests erased must not come back."""
-        if not isinstance(self.curvature.structure, MatrixFree):
-            return None
-        train = self.bench.train
-        digests = self.bench.digests(train, salt_of(self.hold.ledger), text="digests")
-        return self.bench.batches(train, retained_places(self.hold.ledger, self.hold.folder, digests))
 
     def _details(self, erasure: Erasure, verdict: str) -> dict[str, Any]:
         chosen, found = self.settings.erase, erasure.diagnostics
+        used_stored = chosen.scale is None
         return {
             **about(self.curvature),
             "k": found.k,
             "n": found.n,
             "scale": found.scale,
-            "scale_source": self.curvature.calibrated and self.curvature.calibrated.source,
+            "scale_source": self.curvature.calibrated.source if used_stored and self.curvature.calibrated else None,
             "damping": found.damping,
             "leave_out": chosen.leave_out,
             "residual": chosen.residual,
@@ -242,6 +249,19 @@ class _Task:
             "diagnostics": plain(found),
             "verdict": verdict,
         }
+
+
+def _training_data(bench: Bench, hold: Hold, curvature: Curvature, settings: Settings) -> Any:
+    """Only conjugate gradients read it; what earlier requests erased must not come back."""
+    if not isinstance(curvature.structure, MatrixFree):
+        return None
+    if settings.erase.policy == "joint" and not settings.erase.leave_out:
+        raise InvalidSetting(
+            "structure matrix_free with policy joint and leave_out = false would need the data as it was before the "
+            "stream. Set leave_out = true, or the policy rebase."
+        )
+    digests = bench.digests(bench.train, salt_of(hold.ledger), text="digests")
+    return bench.batches(bench.train, places_that_stay(hold, digests))
 
 
 def plain(found: Diagnostics) -> dict[str, Any]:

@@ -86,12 +86,19 @@ class Bench:
         """The samples that a command names: a file, seen from where the user is, or ids of the training data."""
         if (forget is None) == (ids is None):
             raise InvalidSetting("Name the samples by a file (--forget) or by their ids (--ids), one of the two.")
+        if isinstance(ids, str):
+            raise InvalidSetting(f"ids is a list of ids, not the text {ids!r}.")
         if ids is not None:
             if not ids:
                 raise InvalidData("--ids is empty; there is nothing to erase.")
             return self.train, self.train.places_of(ids)
         assert forget is not None
         return self.source(forget), None
+
+    def unknown(self, ids: Sequence[str]) -> list[str]:
+        """Those that are not in the training data, or not any more."""
+        known = set() if self.train.ids is None else set(self.train.ids.tolist())
+        return [name for name in ids if name not in known]
 
     def try_out(self, model: nn.Module, source: Source) -> None:
         """Run model and loss once, on the first samples: what they raise is the user's to read, in one line."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from ssse.curvature import Curvature
 from ssse.curvature.matrix_free import MatrixFree
 from ssse.environment import versions
 from ssse.scanning import DEFAULT_SCALES
+from ssse.workspace import settings as toml
 from ssse.workspace.bench import Bench, load_curvature_of, load_weights_of
-from ssse.workspace.fitting import about, retained_places, salt_of, write_state
+from ssse.workspace.checks import check_same_model, check_trained
+from ssse.workspace.fitting import about, places_that_stay, salt_of, write_same_weights
 from ssse.workspace.holding import Hold
 from ssse.workspace.ledger import Entry
 from ssse.workspace.settings import Settings
@@ -39,6 +42,8 @@ def choose_scale(
     curvature = load_curvature_of(bench, state, current.details["files"])
     source, places = bench.asked(forget, ids)
     bench.try_out(model, source)
+    check_trained(hold, bench.digests(source, salt_of(hold.ledger), places))
+    check_same_model(hold, settings)
     samples = list(bench.batches(source, places))
     evidence: dict[str, Any] = {}
     if retrained is not None:
@@ -49,7 +54,7 @@ def choose_scale(
         evidence["held_out"] = bench.batches(known)
     if _needs_data(curvature, chosen.method, retrained):
         digests = bench.digests(bench.train, salt_of(hold.ledger), text="digests")
-        evidence["data"] = bench.batches(bench.train, retained_places(hold.ledger, hold.folder, digests))
+        evidence["data"] = bench.batches(bench.train, places_that_stay(hold, digests))
     started = time.perf_counter()
     found = calibrate(
         model,
@@ -69,13 +74,15 @@ def choose_scale(
     details = {
         **about(found.curvature),
         **json.loads(found.to_json()),
+        "options": toml.changes(hold.settings, settings),
+        "replaces": curvature.calibrated and asdict(curvature.calibrated),
         "k": sum(len(y) for _, y in samples),
         "seconds": time.perf_counter() - started,
         "versions": versions(),
     }
     hold.folder.check_space(files.size_of(state))
     hold.begin()
-    return hold.advance("calibrated", None, details, lambda folder: write_state(folder, model, found.curvature))
+    return hold.advance("calibrated", None, details, lambda folder: write_same_weights(folder, state, found.curvature))
 
 
 def _needs_data(curvature: Curvature, method: str, retrained: Path | None) -> bool:

@@ -16,11 +16,11 @@ from ssse.evaluation import evaluate
 from ssse.intake.importing import is_spec
 from ssse.table import Evaluation
 from ssse.workspace.bench import Bench, load_weights_of
-from ssse.workspace.fitting import parameters_of, salt_of
+from ssse.workspace.fitting import salt_of
 from ssse.workspace.folder import MAKERS, SAMPLES, WEIGHTS
 from ssse.workspace.holding import Hold
 from ssse.workspace.ledger import Entry
-from ssse.workspace.membership import Membership
+from ssse.workspace.membership import Membership, places_among
 from ssse.workspace.settings import LARGEST, Settings, absolute
 
 Split = Iterable[Any]  # read as often as needed, never held whole
@@ -42,6 +42,8 @@ def measure(
     current = hold.current
     model = load_weights_of(bench, hold.folder.state(current), current.details["files"])
     of = _requests(hold, requests)
+    fitted = hold.ledger.last("fitted")
+    assert fitted is not None
     notes = _also_forgotten(hold, of)
     splits = _training_splits(bench, hold, of, forget, notes)
     test = test or _seen_from_here(settings.data.test, hold.folder.path)
@@ -62,8 +64,8 @@ def measure(
         models,
         splits,
         loss_fn=bench.loss,
-        weight_decay=settings.fit.weight_decay,
-        parameters=parameters_of(settings),
+        weight_decay=fitted.details["weight_decay"],  # what the settings say now may not be in force yet
+        parameters=fitted.details["parameters"],
         level=settings.evaluate.level,
         progress=progress,
     )
@@ -73,7 +75,7 @@ def measure(
 
 
 def _requests(hold: Hold, asked: Sequence[str]) -> list[str]:
-    erased = [entry.request for entry in hold.ledger.entries() if entry.kind == "erased" and entry.request]
+    erased = hold.ledger.requests("erased")
     if not erased:
         raise InvalidSetting("Nothing was erased yet, so there is nothing to evaluate: run `ssse erase` first.")
     for request in asked:
@@ -105,7 +107,7 @@ def _training_splits(bench: Bench, hold: Hold, of: list[str], forget: str | None
     else:
         source = bench.train
         gone = np.setdiff1d(np.arange(len(digests)), stays)  # a copy that stays is no measure of one that went
-        places = gone[known.erased_places(digests[gone], wanted)]
+        places = gone[places_among(digests[gone], wanted)]
         if not len(places):
             raise InvalidData(
                 "The erased samples are no longer in the training data. To measure on them, hand them in with --forget."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -97,8 +98,7 @@ def fit(hold: Hold, settings: Settings, say: Say, progress: bool) -> Entry:
     first = hold.ledger.first("fitted")
     places = None
     if first is not None:
-        known = Membership.load(hold.folder.path / SAMPLES)
-        places = known.remaining(digests, hold.ledger.erased_samples())
+        places = places_that_stay(hold, digests)
         places = None if len(places) == len(digests) else places
     data, choice = bench.batches(bench.train, places), _choices(settings)
     shared = {name: value for name, value in choice.items() if name in PLANNED}
@@ -113,6 +113,8 @@ def fit(hold: Hold, settings: Settings, say: Say, progress: bool) -> Entry:
     )  # fmt: skip
     details = {
         **about(curvature),
+        "model": of_model(settings),
+        "options": toml.changes(hold.settings, settings),
         "d": curvature.layout.dim,
         "n": curvature.n,
         "mean_loss": curvature.mean_loss,
@@ -127,7 +129,7 @@ def fit(hold: Hold, settings: Settings, say: Say, progress: bool) -> Entry:
         Membership.save(hold.folder.path / SAMPLES, digests)
     details |= {"samples": len(digests) if first is None else first.details["samples"]}
     details |= {"samples_file": files.sha256(hold.folder.path / SAMPLES)}
-    return hold.advance("fitted", None, details, lambda folder: write_state(folder, model, curvature))
+    return hold.advance("fitted", None, details, lambda folder: write_same_weights(folder, state, curvature))
 
 
 PLANNED = ("rows", "rows_per_batch", "structure", "blocks", "rank", "parameters", "dtype", "memory_budget")
@@ -167,14 +169,28 @@ def write_state(folder: Path, model: nn.Module, curvature: Curvature | None) -> 
         curvature.save(folder / CURVATURE)
 
 
+def write_same_weights(folder: Path, old: Path, curvature: Curvature) -> None:
+    """The file itself under another name, not a copy: a later request has one place to erase them from."""
+    try:
+        os.link(old / WEIGHTS, folder / WEIGHTS)
+    except OSError:  # not on every disk
+        shutil.copyfile(old / WEIGHTS, folder / WEIGHTS)
+    curvature.save(folder / CURVATURE)
+
+
 def salt_of(ledger: Ledger) -> bytes:
     created = ledger.first("created")
     assert created is not None
     return bytes.fromhex(created.details["salt"])
 
 
-def retained_places(hold_ledger: Ledger, folder: Folder, digests: np.ndarray) -> np.ndarray:
-    return Membership.load(folder.path / SAMPLES).remaining(digests, hold_ledger.erased_samples())
+def of_model(settings: Settings) -> dict[str, Any]:
+    """What makes the function that the weights are of."""
+    return settings.model.model_dump(mode="json", include={"factory", "arguments", "loss"})
+
+
+def places_that_stay(hold: Hold, digests: np.ndarray) -> np.ndarray:
+    return Membership.load(hold.folder.path / SAMPLES).remaining(digests, hold.ledger.erased_samples())
 
 
 def untouched(model: nn.Module, curvature: Curvature) -> int:

@@ -98,6 +98,14 @@ class Folder:
         for name in Seal(expected).altered(self.path):
             raise Damaged(f"'{self.path / name}' is not as it was written. Restore a backup; `ssse verify` says more.")
 
+    def check_link(self) -> None:
+        """`current` as a folder of its own would go on serving the old model."""
+        if self.current.exists() and not self.current.is_symlink():
+            raise Damaged(
+                f"'{self.current}' should be a link and is a copy: copy workspaces with their links, as cp -a does. "
+                "Remove it and run the command again."
+            )
+
     def check_disk(self) -> None:
         """Before SQLite opens the ledger: on such a disk it says less, and leaves files that cannot be used."""
         if os.statvfs(self.path).f_flag & os.ST_RDONLY:

@@ -33,14 +33,16 @@ def holding(
     folder.check()
     with locked(folder.path, wait=wait, waiting=waiting):
         folder.check_disk()
+        folder.check_link()
         hold = None
         try:
             seal = Seal.read(folder.path)
             folder.refuse_altered(seal)
             with Ledger.open(folder.ledger) as ledger:
                 folder.refuse_damaged(ledger, seal)
-                hold = Hold(folder, ledger, toml.read(folder.path / toml.FILE), command, seal)
-                if seal.command is not None:
+                killed = seal.command is not None
+                hold = Hold(folder, ledger, toml.read(folder.path / toml.FILE), command, seal, recovered=killed)
+                if killed:
                     hold.finish()
                 yield hold
         except BaseException as error:
@@ -61,7 +63,7 @@ class Hold:
     settings: Settings
     command: str
     seal: Seal
-    recovered: bool = False  # whether the sealed ledger is one from before a kill or an error
+    recovered: bool = False  # whether the sealed ledger is one from before a kill
 
     @property
     def current(self) -> Entry:
@@ -73,7 +75,6 @@ class Hold:
 
     def finish(self) -> None:
         """What a killed command left. Its page is the old one or the new one, and nobody wrote down which."""
-        self.recovered = True
         self.tidy_up()
         if self.seal.command == "report":
             self.seal = self.seal.with_files(seal_files(self.folder.path, (PAGE,)))
@@ -132,14 +133,13 @@ class Hold:
         old = self.ledger.last_before(current.seq, *MAKERS)
         if old is None:
             return
-        if current.kind == "calibrated":
-            files.remove(self.folder.state(old))  # the new state holds the same
-            return
-        if current.kind == "fitted":
-            files.shred(self.folder.state(old))  # a stream's curvature may hold what the new one no longer does
+        if current.kind != "erased":
+            self._supersede(self.folder.state(old), self.folder.state(current))
             return
         kept = {part: current.details["old"][part] == "keep" for part in ("weights", "curvature")}
-        self._retire(self.folder.state(old), kept)
+        for path in sorted(self.folder.states.iterdir()):
+            if path.name != state_name(current):  # also what earlier requests kept
+                self._retire(path, kept)
         files.sync(self.folder.states)
         last = self.ledger.last_of_request(current.request or "")
         if last is not None and last.seq == current.seq:  # erased and not sealed yet
@@ -154,8 +154,9 @@ class Hold:
         if self.seal.command is None:
             return
         with suppress(OSError, SSSEError):
+            carried = self.seal.with_files(Seal({ledgers.FILE: self._ledger_now()}))
             with Ledger.open(self.folder.ledger) as ledger:
-                again = replace(self, ledger=ledger)
+                again = replace(self, ledger=ledger, seal=carried)
                 again.finish()
             again.close()
 
@@ -188,6 +189,14 @@ class Hold:
         for path in self.folder.path.glob(".*"):
             if path.name.startswith(TEMPORARY):
                 files.remove(path)
+
+    def _supersede(self, old: Path, new: Path) -> None:
+        """The weights live on under a new name; a stream's curvature may hold what the new one no longer does."""
+        if not old.exists():
+            return
+        if (old / WEIGHTS).exists() and (old / WEIGHTS).samefile(new / WEIGHTS):
+            (old / WEIGHTS).unlink()  # to overwrite it would be to overwrite the new one
+        files.shred(old)
 
     def _retire(self, state: Path, kept: Mapping[str, bool]) -> None:
         for name, part in ((WEIGHTS, "weights"), (CURVATURE, "curvature")):

@@ -11,7 +11,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -82,10 +82,18 @@ class Ledger:
         """For reading and appending. When it is closed all is in the one file: nothing is left to a log beside it."""
         with in_words(path), closing(connect(path)) as connection:
             ledger = cls(connection)
-            yield ledger
-            change = Change.about_to_come(path, path.with_name(LOG))
-            settle(connection)
-            ledger.change = change
+            try:
+                yield ledger
+            except BaseException:
+                with suppress(OSError, sqlite3.Error, ValueError):
+                    ledger._settle(path)
+                raise
+            ledger._settle(path)
+
+    def _settle(self, path: Path) -> None:
+        change = Change.about_to_come(path, path.with_name(LOG))
+        settle(self._connection)
+        self.change = change
 
     @classmethod
     @contextmanager
@@ -99,15 +107,13 @@ class Ledger:
             connection.execute("PRAGMA query_only = ON")
             yield cls(connection)
 
-    def append(
-        self, kind: str, request: str | None, details: Mapping[str, Any], samples: Sequence[int] = (), time: str = ""
-    ) -> Entry:
+    def append(self, kind: str, request: str | None, details: Mapping[str, Any], samples: Sequence[int] = ()) -> Entry:
         """One entry, and the digests of the samples that it erases, in one transaction: both or neither."""
         kept: dict[str, Any] = json.loads(_canonical(details))  # as it will be read
         with self._transaction():
             last = self.last()
             seq, previous = (last.seq + 1, last.hash) if last else (1, FIRST)
-            time = time or now()
+            time = now()
             entry = Entry(seq, time, kind, request, kept, previous, _hash(seq, time, kind, request, kept, previous))
             row = (seq, time, kind, request, _canonical(kept), previous, entry.hash)
             self._connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", row)
@@ -131,11 +137,13 @@ class Ledger:
     def first(self, kind: str) -> Entry | None:
         return self._one("WHERE kind = ? ORDER BY seq LIMIT 1", kind)
 
-    def entry(self, seq: int) -> Entry | None:
-        return self._one("WHERE seq = ?", seq)
-
     def of_request(self, request: str) -> list[Entry]:
         return list(self._all("WHERE request = ? ORDER BY seq", request))
+
+    def requests(self, kind: str) -> list[str]:
+        """Those that have an entry of a kind, in order."""
+        query = "SELECT request FROM entries WHERE kind = ? AND request IS NOT NULL ORDER BY seq"
+        return [row[0] for row in self._connection.execute(query, (kind,))]
 
     def entries(self) -> Iterator[Entry]:
         yield from self._all("ORDER BY seq")

@@ -22,16 +22,20 @@ def locked(
     """Alone with the folder, or with other readers only if shared. `waiting` is called once where it takes time."""
     if fcntl is None:
         raise InvalidSetting("Workspaces need file locks as Linux and macOS have them; this system has none.")
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    while True:
+        handle = os.open(folder, os.O_RDONLY)
         try:
-            fcntl.flock(handle, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not wait:
-                raise Busy(f"Another ssse command is at work in '{folder}'; try again when it is done.") from None
-            waiting()
-            fcntl.flock(handle, kind)
-        yield
-    finally:
-        os.close(handle)
+            try:
+                fcntl.flock(handle, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not wait:
+                    raise Busy(f"Another ssse command is at work in '{folder}'; try again when it is done.") from None
+                waiting()
+                fcntl.flock(handle, kind)
+            if not os.path.samestat(os.fstat(handle), os.stat(folder)):
+                continue  # while we waited, another folder came in its place
+            yield
+            return
+        finally:
+            os.close(handle)

@@ -74,24 +74,27 @@ class Membership:
         return Standing(np.array(fresh, dtype=np.int64), dict(already), strangers)
 
     def remaining(self, data: np.ndarray, erased: Counter[int]) -> np.ndarray:
-        """Places in the data of the samples that were trained on and are not erased; first come, first kept out.
+        """Places in the data of the samples that were trained on and are not erased.
+
+        Of copies of one sample the last are taken, as many as stay; what is erased may have left the data or not.
 
         Raises:
-            InvalidData: the data holds samples that the first fit did not know, or lacks some that stay.
+            InvalidData: the data holds samples that the first fit did not know, or not that often, or lacks some that
+                stay.
         """
         left = Counter(dict(zip(*(part.tolist() for part in np.unique(self.digests, return_counts=True)), strict=True)))
-        left.subtract(erased)
-        present, due = Counter(data.tolist()), Counter(erased)
-        if strangers := [digest for digest in present if digest not in left]:
+        present = Counter(data.tolist())
+        strange = sum(max(0, count - left[digest]) for digest, count in present.items() if not erased[digest])
+        if strange:
             raise InvalidData(
-                f"{len(strangers)} samples of the training data are not those that the first fit saw. The curvature is "
-                "of what the model was trained on; for other data make a new workspace."
+                f"{strange} samples of the training data are not those that the first fit saw, or are there more "
+                "often. The curvature is of what the model was trained on; for other data make a new workspace."
             )
-        places = []
+        left.subtract(erased)
+        surplus, places = present - left, []
         for place, digest in enumerate(data.tolist()):
-            if due[digest] and present[digest] > left[digest]:  # may have left the file already
-                due[digest] -= 1
-                present[digest] -= 1
+            if surplus[digest] > 0:
+                surplus[digest] -= 1
             else:
                 places.append(place)
         lacking = sum(max(0, count - present[digest]) for digest, count in left.items())
@@ -102,14 +105,15 @@ class Membership:
             )
         return np.array(places, dtype=np.int64)
 
-    def erased_places(self, data: np.ndarray, erased: Counter[int]) -> np.ndarray:
-        """Places in the data of the samples that are erased, as far as they are still there."""
-        due, places = Counter(erased), []
-        for place, digest in enumerate(data.tolist()):
-            if due[digest] > 0:
-                due[digest] -= 1
-                places.append(place)
-        return np.array(places, dtype=np.int64)
+
+def places_among(data: np.ndarray, wanted: Counter[int]) -> np.ndarray:
+    """Places in the data of the wanted samples, each as often as it is wanted and there."""
+    due, places = Counter(wanted), []
+    for place, digest in enumerate(data.tolist()):
+        if due[digest] > 0:
+            due[digest] -= 1
+            places.append(place)
+    return np.array(places, dtype=np.int64)
 
 
 def shown(places: Sequence[int]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -62,15 +63,16 @@ def verify(
     folder: Folder, *, head: str | None = None, wait: bool = True, waiting: Callable[[], None] = lambda: None
 ) -> Verification:
     """Check ledger, settings, weights, curvature, digests. `head`: a hash noted earlier, which must still be there."""
-    if not folder.path.is_dir():
-        raise InvalidSetting(f"There is no workspace '{folder.path}'.")
+    folder.check()
+    if head is not None and not re.fullmatch("[0-9a-f]{64}", head):
+        raise InvalidSetting(f"A head is all 64 characters of a hash, as `ssse log` prints it last; not {head!r}.")
     with locked(folder.path, shared=True, wait=wait, waiting=waiting):
         found = Verification()
         seal = _check_seal(folder, found)
         entries = _check_ledger(folder, seal, head, found)
         if entries is not None:
             try:
-                _check_states(folder, entries, found)
+                _check_states(folder, entries, seal.files if seal else (), found)
             except (KeyError, TypeError, AttributeError, IndexError):  # the whole chain was written anew
                 found.damage(ledgers.FILE, "its entries are not as ssse writes them")
         return found
@@ -131,16 +133,22 @@ def _check_ledger(folder: Folder, seal: Seal | None, head: str | None, found: Ve
     return entries
 
 
-def _check_states(folder: Folder, entries: list[Entry], found: Verification) -> None:
+def _check_states(folder: Folder, entries: list[Entry], sealed: Iterable[str], found: Verification) -> None:
     makers = [entry for entry in entries if entry.kind in MAKERS]
     for before, after in zip([None, *makers], makers, strict=False):
         if after.details["before"] != (before and before.details["after"]):
             found.damage(ledgers.FILE, f"entry {after.seq} did not start from the state before it")
         if summary(after.details["files"]) != after.details["after"]:
             found.damage(ledgers.FILE, f"entry {after.seq} contradicts itself about its files")
+    sealings = {entry.request: entry for entry in entries if entry.kind == "sealed"}
+    for entry in (entry for entry in makers if entry.kind == "erased" and entry.request in sealings):
+        done = sealings[entry.request]
+        fates = {part: {"keep": "kept", "shred": "shredded"}[fate] for part, fate in entry.details["old"].items()}
+        if any(done.details[f"old_{part}"] != fate for part, fate in fates.items()):
+            found.damage(ledgers.FILE, f"entry {done.seq} contradicts entry {entry.seq} about what became of the old")
     current = makers[-1]
     expected = {f"states/{state_name(current)}/{name}": digest for name, digest in current.details["files"].items()}
-    expected |= _kept(entries, makers)
+    expected |= _kept(makers)
     fitted = [entry for entry in entries if entry.kind == "fitted"]
     if fitted:
         expected[SAMPLES] = fitted[-1].details["samples_file"]
@@ -154,26 +162,26 @@ def _check_states(folder: Folder, entries: list[Entry], found: Verification) -> 
             found.damage(name, "is not as it was written")
     found.files += len(expected)
     link = f"states/{state_name(current)}"
-    astray = not folder.current.is_symlink() or os.readlink(folder.current) != link
-    if astray and found.interrupted is None:
+    if folder.current.exists() and not folder.current.is_symlink():
+        found.damage("current", "should be a link and is a copy")
+    elif found.interrupted is None and (not folder.current.is_symlink() or os.readlink(folder.current) != link):
         found.damage("current", f"does not point to {link}")
-    known = {*expected, SEAL, ledgers.FILE, toml.FILE, PAGE, "current", LOG, INDEX}
+    known = {*expected, *sealed, SEAL, ledgers.FILE, toml.FILE, "current", LOG, INDEX}
     _note_strangers(folder, known, found)
 
 
-def _kept(entries: list[Entry], makers: list[Entry]) -> dict[str, str]:
-    """Old weights and curvature that the settings said to keep."""
-    kept: dict[str, str] = {}
-    sealed = {entry.request: entry for entry in entries if entry.kind == "sealed"}
+def _kept(makers: list[Entry]) -> dict[str, str]:
+    """Old weights and curvature that the settings said to keep, until a later request said to shred."""
+    kept: dict[str, dict[str, str]] = {"weights": {}, "curvature": {}}
     for before, after in pairwise(makers):
-        done = sealed.get(after.request) if after.kind == "erased" else None
-        if done is None:
+        if after.kind != "erased":
             continue
         for name, digest in before.details["files"].items():
-            part = "old_weights" if name == WEIGHTS else "old_curvature"
-            if done.details[part] == "kept":
-                kept[f"states/{state_name(before)}/{name}"] = digest
-    return kept
+            kept["weights" if name == WEIGHTS else "curvature"][f"states/{state_name(before)}/{name}"] = digest
+        for part, there in kept.items():
+            if after.details["old"][part] != "keep":
+                there.clear()
+    return kept["weights"] | kept["curvature"]
 
 
 def _note_strangers(folder: Folder, known: set[str], found: Verification) -> None:
