@@ -125,7 +125,7 @@ class Bench:
     def entries(self) -> list[Any]:
         """All but what was measured, and the hashes that follow from it."""
         found = [entry.plain() for entry in Workspace(self.trial).entries()]
-        return [without({**entry, "hash": "", "previous": ""}, "seconds") for entry in found]
+        return [without({**entry, "hash": "", "previous": "", "time": ""}, "seconds") for entry in found]
 
     def weights(self) -> bytes:
         return (self.trial / "current" / "weights.safetensors").read_bytes()

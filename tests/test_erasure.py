@@ -385,3 +385,27 @@ def test_a_matrix_free_curvature_stays_at_its_own_theta():
             parameter.mul_(3)
     again = ssse.erase(pristine, free, sample.loss, sample.part(slice(0, 3)))
     assert torch.equal(again.step, wanted.step)
+
+
+@pytest.mark.parametrize("policy", ["rebase", "joint"])
+def test_no_step_is_vouched_for_that_starts_from_one_that_was_not(policy, tmp_path):
+    """After a rebase ‖∇L‖ is not known any more; what was wrong with θ* must not be forgotten with it."""
+    sample = problems.linear("cross_entropy", n=200)  # not trained at all
+    first = ssse.erase(sample.model, fit(sample, damping=DECAY), sample.loss, sample.part(slice(0, 1)), policy=policy)
+    assert "not stationary" in " ".join(first.diagnostics.reasons)
+    first.curvature.save(tmp_path / "curvature")
+    kept = ssse.Curvature.load(tmp_path / "curvature")
+    second = ssse.erase(first.model, kept, sample.loss, sample.part(slice(1, 2)), policy=policy)
+    assert second.diagnostics.verdict == "caution"
+    assert "An earlier step since the fit" in " ".join(second.diagnostics.reasons)
+
+
+def test_a_head_whose_features_were_trained_too_is_not_vouched_for():
+    sample = problems.converged(problems.mlp(n=60), DECAY)
+    forget = sample.part(slice(0, 1))
+    found = ssse.erase(sample.model, fit(sample, damping=DECAY, parameters="head"), sample.loss, forget).diagnostics
+    assert "Only a part of the trained parameters" in " ".join(found.reasons)
+    for name, parameter in sample.model.named_parameters():
+        parameter.requires_grad_(name.startswith("2."))  # frozen: trained elsewhere, on other data
+    frozen = ssse.erase(sample.model, fit(sample, damping=DECAY), sample.loss, forget).diagnostics
+    assert "Only a part" not in " ".join(frozen.reasons)

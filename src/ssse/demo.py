@@ -136,7 +136,7 @@ def make_folder(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
         if not (folder / MARK).is_file():
             raise InvalidSetting(f"'{folder}' holds something that is not of this demo; name another with --output.")
-        shutil.rmtree(folder)
+        shutil.rmtree(folder / "ws", ignore_errors=True)  # the data is written anew, and what is the user's own stays
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).touch()
 

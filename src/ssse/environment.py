@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 def now() -> str:
     """UTC, to the second. SOURCE_DATE_EPOCH, the usual variable for reproducible outputs, is respected."""
     fixed = os.environ.get("SOURCE_DATE_EPOCH", "")
-    moment = datetime.fromtimestamp(int(fixed), UTC) if fixed.isdecimal() else datetime.now(UTC)
-    return moment.isoformat(timespec="seconds")
+    return datetime.fromtimestamp(int(fixed), UTC).isoformat(timespec="seconds") if fixed.isdecimal() else clock()
+
+
+def clock() -> str:
+    """UTC, to the second, as it is: a record of what happened has no other time."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def today() -> str:

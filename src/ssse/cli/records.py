@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ssse.cli.frame import DAMAGED, Screen, counted, failures_in_one_line
+from ssse.cli.frame import DAMAGED, Screen, counted, failures_in_one_line, in_one_line
 from ssse.cli.options import STOPPED, Forget, Json, NoWait, Quiet, Set, Verbose, Where, given, only
 from ssse.errors import InvalidSetting
 
@@ -106,16 +106,22 @@ def log(
         if request is not None and not entries:
             raise InvalidSetting(f"There is no request '{request}' in the ledger.")
         head = last.hash if last else ""
-        screen.result({"entries": [entry.plain() for entry in entries], "head": head, "pending": pending})
-        screen.tell(_log_table(entries))
+        screen.result({"entries": [_shown(entry.plain()) for entry in entries], "head": head, "pending": pending})
+        if not (quiet or as_json):
+            screen.tell(_log_table(entries))
         if request is not None or verbose:
             for entry in entries:
                 screen.tell(f"Entry {entry.seq}, {entry.kind}, {entry.time}, {entry.hash}")
-                screen.tell(json.dumps(entry.details, indent=1, ensure_ascii=False))
+                screen.tell(json.dumps(_shown(entry.plain())["details"], indent=1, ensure_ascii=False))
         for waiting in pending:
             screen.tell(f"Request '{waiting}' was received and is not finished; the same command finishes it.")
         number = f"{len(entries):,} {'entry' if len(entries) == 1 else 'entries'}"
         screen.headline(f"{number}; head {head}")
+
+
+def _shown(entry: dict[str, Any]) -> dict[str, Any]:
+    """Without the salt: who has it and a sample could find out whether that was erased."""
+    return {**entry, "details": {key: value for key, value in entry["details"].items() if key != "salt"}}
 
 
 def _log_table(entries: list[Entry]) -> Any:
@@ -203,9 +209,9 @@ def verify(
         )
         screen.result(found.plain())
         for name, what in found.damages:
-            screen.headline(f"{name}: {what}")
+            screen.headline(in_one_line(f"{name}: {what}"))
         for note in found.notes:
-            screen.tell(f"note: {note}")
+            screen.tell(in_one_line(f"note: {note}"))
         if not found.ok:
             number = counted(len(found.damages), "damage")
             screen.headline(f"Damaged: {number} in {counted(found.files, 'file')} that were checked.")

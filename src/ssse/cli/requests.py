@@ -131,6 +131,14 @@ def init(
                 next=f"ssse fit {workspace}{'' if made.fit.weight_decay or made.fit.damping else ' --damping λ'}",
             )
         )
+        guessing = seen["guessing"]
+        if guessing is not None and seen["first_loss"] >= guessing:
+            screen.tell(
+                f"That loss is no better than guessing ({guessing:.3g}): look at the preprocessing, the order of the "
+                "classes, and the weights."
+            )
+        if not made.fit.weight_decay:
+            screen.tell("No weight decay was given: it is taken to be 0. A wrong one makes every step wrong.")
         screen.detail(facts(settings=workspace / toml.FILE, code=f"from {toml.absolute(made.model.search, workspace)}"))
 
 
@@ -176,6 +184,9 @@ def fit(
                 left_out=f"{counted(found['excluded'], 'erased sample')} still in the data"
                 if found["excluded"]
                 else None,
+                dropped=f"ε = {found['dropped']:.4g}, which was calibrated before: calibrate anew, or it is 1"
+                if found["dropped"]
+                else None,
                 next=f"ssse erase {workspace} --request ID --forget FILE",
             )
         )
@@ -219,6 +230,8 @@ def calibrate(
         screen.result({"entry": entry.plain()})
         screen.headline(f"ε = {found['scale']:.4g}, λ = {found['damping']:.3g}; stored with the curvature.")
         screen.tell(facts(by=found["method"], because=found["reason"], samples=found["k"]))
+        if found["replaces"]:
+            screen.tell(f"It replaces ε = {found['replaces']['scale']:.4g}, {found['replaces']['source']}.")
         if found["curve"]:
             screen.tell(_curve(found["curve"], found["scale"]))
 

@@ -25,7 +25,10 @@ class Source(ABC):
     Attributes:
         name: for messages: the path or pkg.module:dataset as given.
         ids: texts, shape (n,), every one once; None if there are none.
+        columns: of a table, the names of its inputs in order.
     """
+
+    columns: tuple[str, ...] = ()
 
     def __init__(self, name: str, length: int, ids: np.ndarray | None, dtype: torch.dtype | None):
         if length == 0:

@@ -78,7 +78,9 @@ def open_source(
     labels = labels_of(table.labels, table.keys.labels, columns.classes, where, table.spot)
     ids = None if table.ids is None or table.keys.ids is None else ids_of(table.ids, table.keys.ids, where)
     inputs = {"inputs": table.inputs}
-    return ArraySource(where, inputs, (table.keys.labels, labels), _or_places(ids, columns, labels), dtype)
+    made = ArraySource(where, inputs, (table.keys.labels, labels), _or_places(ids, columns, labels), dtype)
+    made.columns = table.keys.inputs
+    return made
 
 
 def _from_arrays(

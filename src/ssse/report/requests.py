@@ -151,7 +151,9 @@ def _method(story: Story) -> list[tuple[str, str, str]]:
     known = story.known
     structure, rows = known("structure", "erased", "fitted"), known("rows", "erased", "fitted")
     policy, leave_out = known("policy", "erased"), known("leave_out", "erased")
-    scale, damping = known("scale", "erased", "calibrated"), known("damping", "erased", "calibrated", "fitted")
+    scale, damping = known("scale", "erased"), known("damping", "erased", "calibrated", "fitted")
+    if scale is None and story.calibrated is not None:
+        scale = story.calibrated["details"].get("scale")
     n, d = known("n", "fitted"), known("d", "fitted")
     lines = [
         (

@@ -92,7 +92,7 @@ def _earlier(entry: Entry) -> dict[str, Any]:
 def choice(story: Story) -> dict[str, Any]:
     """How ε came about, and whether the last erasure used it."""
     used = story.erasures[-1].details("erased").get("scale") if story.erasures else None
-    calibrated = story.last("calibrated")
+    calibrated = story.calibrated
     if calibrated is None:
         return {"calibrated": False, "used": words.maybe(used), "one": used is None or used == 1}
     details = calibrated["details"]

@@ -23,6 +23,7 @@ class Request:
 
     id: str
     entries: dict[str, Entry] = field(default_factory=dict)
+    first_received: str = ""  # it may have been refused and tried again
 
     @property
     def state(self) -> State:
@@ -38,7 +39,7 @@ class Request:
 
     @property
     def received(self) -> str:
-        return min((entry["time"] for entry in self.entries.values()), default="")
+        return self.first_received or min((entry["time"] for entry in self.entries.values()), default="")
 
     @property
     def answered(self) -> str | None:
@@ -84,7 +85,9 @@ class Story:
         for entry in self.entries:
             name, kind = entry["request"], entry["kind"]
             if name is not None and kind in OUTCOMES:
-                found.setdefault(name, Request(name)).entries[kind] = entry
+                request = found.setdefault(name, Request(name))
+                request.entries[kind] = entry
+                request.first_received = request.first_received or entry["time"]
             elif name in found:
                 found[name].entries[kind] = entry
         return list(found.values())
@@ -93,6 +96,13 @@ class Story:
     def erasures(self) -> list[Request]:
         """Those that were carried out, in the order in which that was done."""
         return sorted((r for r in self.requests if r.done), key=lambda r: r.entries["erased"]["seq"])
+
+    @property
+    def calibrated(self) -> Entry | None:
+        """The choice of ε in force: a fit since then has dropped it."""
+        chosen, fitted = self.last("calibrated"), self.last("fitted")
+        stands = chosen is not None and (fitted is None or fitted["seq"] < chosen["seq"])
+        return chosen if stands else None
 
     def of(self, *states: State) -> list[Request]:
         return [request for request in self.requests if request.state in states]

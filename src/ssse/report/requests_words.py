@@ -186,7 +186,8 @@ def _created(d: Mapping[str, Any]) -> str:
     model = d.get("model") or {}
     norm = ", with BatchNorm" if model.get("batch_norm") else ""
     factory, weights = model.get("factory", "unknown"), whole(model.get("parameters"))
-    return f"model {factory}: {weights} weights{norm}, digest {digest(d.get('weights'))}"
+    made = (d.get("after") or {}).get("weights") or d.get("weights")
+    return f"model {factory}: {weights} weights{norm}, digest {digest(made)}"
 
 
 def _configured(d: Mapping[str, Any]) -> str:

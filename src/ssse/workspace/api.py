@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ssse.errors import InvalidSetting
 from ssse.workspace import settings as toml
 from ssse.workspace.folder import Folder
 from ssse.workspace.holding import Hold, holding
@@ -117,6 +118,9 @@ class Workspace:
     ) -> tuple[Entry, Evaluation]:
         from ssse.workspace.evaluating import measure
 
+        for name, given in (("requests", requests), ("retrained", retrained)):
+            if isinstance(given, str):
+                raise InvalidSetting(f"{name} is a list, not the text {given!r}.")
         with self._hold("evaluate") as hold:
             return measure(
                 hold,

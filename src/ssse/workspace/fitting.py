@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import shutil
@@ -43,6 +44,8 @@ def create(path: Path, settings: Settings, weights: Path) -> tuple[Entry, dict[s
     bench = Bench(settings, path)
     model = bench.model(weights)
     seen = _look(bench, model)
+    if bench.train.columns and settings.data.inputs is None:  # other tables are read by these names, not by places
+        settings = settings.with_options({"data.inputs": list(bench.train.columns)})
     with files.new_folder(path) as unfinished:
         (unfinished / toml.FILE).write_text(settings.to_toml(), encoding="utf-8")
         (unfinished / "states").mkdir()
@@ -81,7 +84,15 @@ def _look(bench: Bench, model: nn.Module) -> dict[str, Any]:
         "linear": problem.linear is not None,
         "first_loss": problem.total_loss(z, y) / len(y),
         "first": len(y),
+        "guessing": _loss_of_guessing(problem),
     }
+
+
+def _loss_of_guessing(problem: Problem) -> float | None:
+    """A trained model that does no better is not the one that was trained on these labels."""
+    per_output = {"cross_entropy": math.log(max(problem.outputs, 1)), "binary_cross_entropy": math.log(2)}
+    found = per_output.get(problem.loss.name)
+    return found and (found if problem.loss.name == "cross_entropy" else found * problem.outputs)
 
 
 def fit(hold: Hold, settings: Settings, say: Say, progress: bool) -> Entry:
@@ -114,6 +125,7 @@ def fit(hold: Hold, settings: Settings, say: Say, progress: bool) -> Entry:
     details = {
         **about(curvature),
         "model": of_model(settings),
+        "dropped": _calibrated_scale(hold),
         "options": toml.changes(hold.settings, settings),
         "d": curvature.layout.dim,
         "n": curvature.n,
@@ -182,6 +194,13 @@ def salt_of(ledger: Ledger) -> bytes:
     created = ledger.first("created")
     assert created is not None
     return bytes.fromhex(created.details["salt"])
+
+
+def _calibrated_scale(hold: Hold) -> float | None:
+    """ε in force until now: it was of the old curvature."""
+    chosen, fitted = hold.ledger.last("calibrated"), hold.ledger.last("fitted")
+    stands = chosen is not None and fitted is not None and chosen.seq > fitted.seq
+    return chosen.details["scale"] if stands and chosen is not None else None
 
 
 def of_model(settings: Settings) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ssse.environment import now
+from ssse.environment import clock
 from ssse.errors import BrokenArtefact
 from ssse.workspace.database import FILE, LOG, connect, copied, in_place, in_words, settle
 from ssse.workspace.pages import PAGE, Change
@@ -113,7 +113,7 @@ class Ledger:
         with self._transaction():
             last = self.last()
             seq, previous = (last.seq + 1, last.hash) if last else (1, FIRST)
-            time = now()
+            time = clock()
             entry = Entry(seq, time, kind, request, kept, previous, _hash(seq, time, kind, request, kept, previous))
             row = (seq, time, kind, request, _canonical(kept), previous, entry.hash)
             self._connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", row)
