@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import re
 import subprocess
 import sys
@@ -96,6 +97,7 @@ def test_each_step_prints_one_object(tmp_path):
         "linear": True,
         "first_loss": pytest.approx(seen["first_loss"]),
         "first": 40,
+        "guessing": pytest.approx(math.log(3)),
     }
     ws = tmp_path / "ws"
     assert call_json("fit", ws)["fitted"]

@@ -404,3 +404,37 @@ def test_halves_of_characters_are_written_out():
 )
 def test_numbers(value, text):
     assert words.number(value) == text
+
+
+def entry(seq: int, kind: str, request: str | None = None, **details: Any) -> dict[str, Any]:
+    time = f"2026-01-01T00:{seq:02d}:00+00:00"
+    return {
+        "seq": seq,
+        "time": time,
+        "kind": kind,
+        "request": request,
+        "details": details,
+        "previous": "",
+        "hash": f"{seq:064x}",
+    }
+
+
+def test_a_choice_of_the_scale_that_a_fit_has_dropped_is_not_said_to_be_in_force():
+    chosen = entry(3, "calibrated", scale=0.6123, method="line_search", reason="", curve=None)
+    fits = [entry(2, "fitted", n=40, d=3, structure="dense", rows="expected")]
+    stands = text_of(render([*fits, chosen], name="shop", head="0" * 64))
+    assert "ε, scale 0.6123" in stands
+    assert "was dropped" not in stands
+    dropped = text_of(render([*fits, chosen, entry(4, *("fitted",), n=40, d=3)], name="shop", head="0" * 64))
+    assert "ε, scale" not in dropped
+    assert "the choice was dropped with the old one: the next request steps with ε = 1" in dropped
+
+
+def test_a_request_was_received_when_it_came_first():
+    tries = [entry(5, "received", "a", k=1), entry(6, "refused", "a", k=1, reason="no"), entry(9, "received", "a", k=2)]
+    assert Story(tries).requests[0].received == "2026-01-01T00:05:00+00:00"
+
+
+def test_the_first_entry_names_the_weights():
+    made = entry(1, "created", model={"factory": "a:b", "parameters": 3}, after={"weights": "abcdef" * 11})
+    assert "digest abcdef" in words.facts(made)

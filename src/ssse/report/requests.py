@@ -152,8 +152,8 @@ def _method(story: Story) -> list[tuple[str, str, str]]:
     structure, rows = known("structure", "erased", "fitted"), known("rows", "erased", "fitted")
     policy, leave_out = known("policy", "erased"), known("leave_out", "erased")
     scale, damping = known("scale", "erased"), known("damping", "erased", "calibrated", "fitted")
-    if scale is None and story.calibrated is not None:
-        scale = story.calibrated["details"].get("scale")
+    if scale is None and story.choice_dropped is None:
+        scale = known("scale", "calibrated")
     n, d = known("n", "fitted"), known("d", "fitted")
     lines = [
         (

@@ -92,7 +92,7 @@ def _earlier(entry: Entry) -> dict[str, Any]:
 def choice(story: Story) -> dict[str, Any]:
     """How ε came about, and whether the last erasure used it."""
     used = story.erasures[-1].details("erased").get("scale") if story.erasures else None
-    calibrated = story.calibrated
+    calibrated = story.last("calibrated")
     if calibrated is None:
         return {"calibrated": False, "used": words.maybe(used), "one": used is None or used == 1}
     details = calibrated["details"]
@@ -113,7 +113,8 @@ def choice(story: Story) -> dict[str, Any]:
         "meaning": words.METHODS.get(str(details.get("method")), ""),
         "reason": details.get("reason", ""),
         "k": details.get("k"),
-        "after_the_last": before,
+        "after_the_last": before and story.choice_dropped is None,
+        "dropped": None if story.choice_dropped is None else story.choice_dropped["time"],
         "other": words.maybe(used) if used is not None and used != scale and not before else None,
         "drawings": figures.inlined(drawn),
         "times": len(story.all("calibrated")),

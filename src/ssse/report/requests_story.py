@@ -98,11 +98,11 @@ class Story:
         return sorted((r for r in self.requests if r.done), key=lambda r: r.entries["erased"]["seq"])
 
     @property
-    def calibrated(self) -> Entry | None:
-        """The choice of ε in force: a fit since then has dropped it."""
+    def choice_dropped(self) -> Entry | None:
+        """The fit since the last choice of ε, which has dropped it; None where the choice stands, or none was made."""
         chosen, fitted = self.last("calibrated"), self.last("fitted")
-        stands = chosen is not None and (fitted is None or fitted["seq"] < chosen["seq"])
-        return chosen if stands else None
+        later = chosen is not None and fitted is not None and fitted["seq"] > chosen["seq"]
+        return fitted if later else None
 
     def of(self, *states: State) -> list[Request]:
         return [request for request in self.requests if request.state in states]
