@@ -330,6 +330,7 @@ def _tell_erased(screen: Screen, workspace: Path, request: str, found: dict[str,
         fate = "kept" if found["old"]["weights"] == "keep" else "shredded"
         screen.tell(facts(before=f"weights {old}, {fate}", now=f"weights {new}"))
         screen.tell(f"The erased model: {workspace}/current/weights.safetensors")
+        screen.tell("Serve a copy of it: the next request shreds the file.")
     for note in seen["notes"]:
         screen.detail(f"note: {note}")
     if found.get("curvature_dropped"):

@@ -198,10 +198,11 @@ class _Task:
         """Reasons that need no step."""
         standing = self.standing
         if standing.strangers:
-            some = f"{len(standing.strangers)} of its {len(self.digests)} samples"
+            count = f"{len(standing.strangers)} of its {len(self.digests)} samples"
+            some = "Its only sample was" if len(self.digests) == 1 else f"{count} ({shown(standing.strangers)}) were"
             return (
-                f"{some} ({shown(standing.strangers)}) were never in the training data, not bit for bit in this form "
-                "(other preprocessing, dtype or labels), or are named more often than they were there."
+                f"{some} never in the training data, or not bit for bit in this form (other preprocessing, dtype or "
+                "labels), or not that often."
             )
         if not len(standing.fresh):
             by = ", ".join(f"'{request}'" for request in standing.already)
