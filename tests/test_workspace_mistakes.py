@@ -325,3 +325,11 @@ def test_the_demo_leaves_what_a_user_made_beside_it(tmp_path, monkeypatch):
     call("demo", "--quiet")
     assert Path("out/demo/mine/work.txt").read_text() == "mine"
     assert sha256(Path("out/demo/train.npz")) == digest
+
+
+def test_more_words_name_every_file_that_was_checked(tmp_path):
+    made = workspaces.make(tmp_path / "home")
+    assert "bytes." in call("report", made.path, "-v")[0]
+    text, _ = call("verify", made.path, "-v")
+    for name in workspaces.snapshot(made.path):
+        assert name in text.splitlines() or name == "current"

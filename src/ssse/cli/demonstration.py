@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from ssse.cli.frame import REFUSED, failures_in_one_line, show
-from ssse.cli.options import Json, Quiet
+from ssse.cli.options import Json, Quiet, Verbose
 
 
 def demo(
@@ -23,6 +23,7 @@ def demo(
     ),
     as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Init, fit, calibrate, erase, evaluate, report on images of digits, ending with the path of the page."""
     with failures_in_one_line("Stopped.", as_json):
@@ -37,7 +38,8 @@ def demo(
         with _inside(output), contextlib.redirect_stdout(io.StringIO()) if silent else contextlib.nullcontext():
             for comment, command in demo.STORY:
                 show(f"# {comment}\n$ {command}")
-                words = [*demo.arguments(command), *(["--quiet"] if silent else [])]
+                how = ["--quiet"] if silent else ["--verbose"] if verbose else []
+                words = [*demo.arguments(command), *how]
                 code = root.main(words, prog_name="ssse", standalone_mode=False)
                 if code not in (None, 0, REFUSED):
                     raise typer.Exit(code)

@@ -81,6 +81,7 @@ def report(
 
         page = write_page(Folder(workspace), output, wait=not no_wait)
         screen.result({"page": str(page)})
+        screen.detail(f"Ledger, weights and curvature are as they were written; {page.stat().st_size:,} bytes.")
         if not as_json:
             print(page if quiet else f"The page: {page}")  # not by rich, which would break a long path
 
@@ -218,5 +219,6 @@ def verify(
             raise typer.Exit(DAMAGED)
         entries = f"{found.entries:,} {'entry' if found.entries == 1 else 'entries'}"
         screen.headline(f"All is as it was written: {entries}, {counted(found.files, 'file')}.")
+        screen.detail("\n".join(found.checked))
         screen.tell(f"head  {found.head}")  # in one piece, whatever the terminal's width
         screen.tell("Keep the head elsewhere: verify --head HASH then finds out whether all was written anew.")

@@ -29,7 +29,7 @@ class Verification:
 
     Attributes:
         damages: the file, and what is wrong with it. notes: what is worth knowing and no damage.
-        head: the hash of the newest entry. entries, files: how many were checked.
+        head: the hash of the newest entry. entries: how many were checked. checked: the files, by name.
         interrupted: the command that was under way when a process died, which the next command finishes.
     """
 
@@ -37,8 +37,12 @@ class Verification:
     notes: list[str] = field(default_factory=list)
     head: str | None = None
     entries: int = 0
-    files: int = 0
+    checked: list[str] = field(default_factory=list)
     interrupted: str | None = None
+
+    @property
+    def files(self) -> int:
+        return len(self.checked)
 
     @property
     def ok(self) -> bool:
@@ -84,7 +88,7 @@ def _check_seal(folder: Folder, found: Verification) -> Seal | None:
     except BrokenArtefact as error:
         found.damage(SEAL, _after_name(error))
         return None
-    found.files += 1
+    found.checked.append(SEAL)
     found.interrupted = seal.command
     if seal.command is not None:
         found.notes.append(f"`ssse {seal.command}` was interrupted; the next command finishes what it began.")
@@ -101,7 +105,7 @@ def _check_seal(folder: Folder, found: Verification) -> Seal | None:
             found.damage(name, "is missing" if not (folder.path / name).exists() else "is not as it was written")
     for name in {ledgers.FILE, toml.FILE} - set(seal.files):
         found.damage(SEAL, f"does not say what {name} should be")
-    found.files += len(seal.files)
+    found.checked += seal.files
     return seal
 
 
@@ -160,7 +164,7 @@ def _check_states(folder: Folder, entries: list[Entry], sealed: Iterable[str], f
             found.damage(name, "is missing")
         elif files.sha256(path) != digest:
             found.damage(name, "is not as it was written")
-    found.files += len(expected)
+    found.checked += expected
     link = f"states/{state_name(current)}"
     if folder.current.exists() and not folder.current.is_symlink():
         found.damage("current", "should be a link and is a copy")
