@@ -16,10 +16,11 @@ from ssse.choosing import PLATEAU, by_chance, by_divergence, by_parity, by_ratio
 from ssse.curvature.artefact import Curvature
 from ssse.curvature.matrix_free import MatrixFree
 from ssse.diagnostics import LARGE_RESIDUAL, Diagnostics
-from ssse.erasure import erase, matching_problem
+from ssse.erasure import erase
 from ssse.errors import InvalidData, InvalidSetting, Undecided
 from ssse.line_search import descent
 from ssse.losses import LossLike
+from ssse.matching import matching_problem
 from ssse.outputs import Model
 from ssse.scanning import DEFAULT_SCALES, Scan, as_numbers, check_scales, scan
 

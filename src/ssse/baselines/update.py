@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ssse.batches import Batch, check_repeatable, read_batch, regroup
 from ssse.curvature.artefact import Curvature
 from ssse.curvature.diagonal import Diagonal
-from ssse.erasure import matching_problem
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.losses import LossLike
+from ssse.matching import matching_problem
 from ssse.problem import ParameterChoice, Problem
 from ssse.retained import retained_batches
 from ssse.sampling import RowKind, measure, measure_held

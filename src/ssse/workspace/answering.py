@@ -15,9 +15,10 @@ from ssse.curvature import Curvature
 from ssse.curvature.matrix_free import MatrixFree
 from ssse.diagnostics import Diagnostics
 from ssse.environment import versions
-from ssse.erasure import Erasure, check_request, erase
+from ssse.erasure import Erasure, erase
 from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite, PrecisionLost, Refused
 from ssse.intake.sources import Source
+from ssse.matching import check_request
 from ssse.workspace import settings as toml
 from ssse.workspace.bench import Bench, load_curvature_of, load_weights_of
 from ssse.workspace.checks import check_places, check_same_model
