@@ -18,13 +18,13 @@ from ssse.curvature.artefact import Curvature, JointState
 from ssse.curvature.fit import bind_data
 from ssse.curvature.lowrank import LowRank
 from ssse.curvature.matrix_free import MatrixFree
-from ssse.curvature.planning import human_bytes, memory_budget
 from ssse.curvature.structure import LeftOut
 from ssse.diagnostics import Diagnostics, doubts, judge, notes_on
 from ssse.errors import DoesNotFit, InvalidData, InvalidSetting, Refused
 from ssse.fingerprint import Fingerprint
 from ssse.losses import LossLike
 from ssse.matching import check_request
+from ssse.memory import human_bytes, memory_budget
 from ssse.problem import Problem
 from ssse.rows import HeldRows, StackedRows
 from ssse.sampling import Measured, digest_samples, measure, measure_held

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ssse.diagnostics import Diagnostics
     from ssse.scanning import Scan
+    from ssse.sklearn.outcome import Outcome
 
 
 class SSSEError(Exception):
@@ -68,7 +69,7 @@ class Refused(SSSEError):
         diagnostics: what was measured up to the refusal, with verdict `"refused"` and the reasons.
     """
 
-    def __init__(self, diagnostics: Diagnostics):
+    def __init__(self, diagnostics: Diagnostics | Outcome):
         self.diagnostics = diagnostics
         super().__init__("Erasure refused, nothing was changed: " + " ".join(diagnostics.reasons))
 

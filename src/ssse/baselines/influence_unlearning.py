@@ -12,9 +12,9 @@ from ssse.baselines.update import Updated, check_positive, check_whole, gradient
 from ssse.batches import Batch, join_batches, regroup, take_samples
 from ssse.curvature.artefact import Curvature
 from ssse.curvature.lowrank import LowRankBuilder
-from ssse.curvature.planning import human_bytes, memory_budget
 from ssse.errors import DoesNotFit
 from ssse.losses import LossLike
+from ssse.memory import human_bytes, memory_budget
 from ssse.problem import ParameterChoice, Problem
 from ssse.sampling import RowKind, measure_held
 

@@ -16,13 +16,14 @@ from ssse.curvature.dense import DenseBuilder
 from ssse.curvature.diagonal import DiagonalBuilder
 from ssse.curvature.lowrank import LowRankBuilder
 from ssse.curvature.matrix_free import MatrixFree, RowSource
-from ssse.curvature.planning import Plan, Task, Wanted, fits_preconditioner, make_plan, memory_budget
+from ssse.curvature.planning import Plan, Task, Wanted, fits_preconditioner, make_plan
 from ssse.curvature.recurrence import RecurrenceBuilder
 from ssse.curvature.structure import Builder, Structure
 from ssse.curvature.truncated import TruncatedBuilder
 from ssse.errors import InvalidData, InvalidSetting, PrecisionLost
 from ssse.fingerprint import Fingerprint
 from ssse.jacobian import held as held_rows
+from ssse.memory import memory_budget
 from ssse.partition import make_blocks
 from ssse.problem import PROBE_SAMPLES, Problem
 from ssse.progress import track, waiting

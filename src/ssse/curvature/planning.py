@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ import torch
 
 from ssse.errors import DoesNotFit, InvalidModel, InvalidSetting
 from ssse.losses import CrossEntropy, CustomLoss
+from ssse.memory import human_bytes
 from ssse.partition import Block, BlockSpec, Layout, LinearShape, make_blocks
 from ssse.problem import Problem
 from ssse.sampling import RowKind
@@ -121,25 +121,6 @@ def make_plan(task: Task, wanted: Wanted) -> Plan:
         f"{human_bytes(budget)}.\nAsked for:\n  {asked}\nThis would fit:\n  {fits}\n"
         "Or pass a larger memory_budget."
     )
-
-
-def memory_budget(device: torch.device, asked: float | str | None) -> int:
-    """Bytes we may use: as asked ("8GiB" or a number), or 60 % of what is free on the device."""
-    if asked is None:
-        return int(0.6 * _free_memory(device))
-    if isinstance(asked, str):
-        units = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-        text = asked.strip().upper()
-        for unit, factor in units.items():
-            if text.endswith(unit):
-                try:
-                    return memory_budget(device, float(text.removesuffix(unit)) * factor)
-                except ValueError:
-                    break
-        raise InvalidSetting(f'memory_budget must be bytes or a text like "8GiB", not {asked!r}.')
-    if not 0 < asked < float("inf"):
-        raise InvalidSetting(f"memory_budget must be positive, not {asked}.")
-    return int(asked)
 
 
 def _check_wanted(wanted: Wanted, n: int | None, dtype: torch.dtype) -> None:
@@ -295,19 +276,6 @@ def _reason(passed: list[Plan], budget: int) -> str:
     return f"{what} would be more faithful but {why}; the memory budget is {human_bytes(budget)}"
 
 
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 _SPEEDS: dict[tuple[str, torch.dtype], float] = {}
 
 
@@ -324,14 +292,6 @@ def _operations_per_second(device: torch.device, dtype: torch.dtype) -> float:
             best = min(best, time.perf_counter() - start)
         _SPEEDS[key] = 2 * size**3 / best
     return _SPEEDS[key]
-
-
-def human_bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def human_seconds(seconds: float) -> str:

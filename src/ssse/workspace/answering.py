@@ -19,6 +19,7 @@ from ssse.erasure import Erasure, erase
 from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite, PrecisionLost, Refused
 from ssse.intake.sources import Source
 from ssse.matching import check_request
+from ssse.sklearn.outcome import Outcome
 from ssse.workspace import settings as toml
 from ssse.workspace.bench import Bench, load_curvature_of, load_weights_of
 from ssse.workspace.checks import check_places, check_same_model
@@ -266,9 +267,10 @@ def _training_data(bench: Bench, hold: Hold, curvature: Curvature, settings: Set
     return bench.batches(bench.train, places_that_stay(hold, digests))
 
 
-def plain(found: Diagnostics) -> dict[str, Any]:
+def plain(found: Diagnostics | Outcome) -> dict[str, Any]:
     """As JSON can hold it, with the largest leverages only: a request of thousands has as many."""
-    body = {**asdict(found), "leverages": list(found.leverages[:LEVERAGES])}
+    body = asdict(found)
+    body["leverages"] = list(body.get("leverages", ())[:LEVERAGES])
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in body.items()
     }

@@ -1,0 +1,7 @@
+"""Erasing from scikit-learn's linear models as if it were part of scikit-learn."""
+
+from ssse.sklearn.erasable import ErasableLogisticRegression
+from ssse.sklearn.eraser import Eraser
+from ssse.sklearn.outcome import Outcome
+
+__all__ = ["ErasableLogisticRegression", "Eraser", "Outcome"]

@@ -1,0 +1,59 @@
+"""`ErasableLogisticRegression`: scikit-learn's, with its curvature from `fit` on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sklearn.linear_model import LogisticRegression
+from sklearn.utils.validation import check_is_fitted
+
+from ssse.sklearn.eraser import Eraser
+
+
+class ErasableLogisticRegression(LogisticRegression):
+    """A LogisticRegression from which samples can be erased at any time after `fit`.
+
+        model = ErasableLogisticRegression(C=0.1).fit(X, y)
+        model.erase(X_forget, y_forget)
+
+    All parameters are LogisticRegression's. `fit` reads the data twice more, and keeps sums of the size of the squared
+    number of coefficients; they are pickled with the model. Every request starts from the last one's model (policy
+    "rebase").
+
+    Attributes:
+        n_erased_, epsilon_, leverage_, outcome_: as of `Eraser`.
+    """
+
+    _erasable = True  # its objective is LogisticRegression's own
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> ErasableLogisticRegression:
+        for name in ("_eraser", "n_erased_", "epsilon_", "leverage_", "outcome_"):
+            self.__dict__.pop(name, None)
+        super().fit(X, y, sample_weight)
+        self._take_over(Eraser(self).fit(X, y, sample_weight))
+        return self
+
+    def erase(self, X: Any, y: Any, sample_weight: Any = None) -> ErasableLogisticRegression:
+        """Take these samples out of the model, in place; they must be given exactly as they were fitted.
+
+        Raises:
+            Refused: they cannot have been in the training data. The model is then as it was.
+        """
+        check_is_fitted(self, "coef_")
+        eraser: Eraser = self._eraser
+        eraser.estimator_ = self
+        try:
+            self._take_over_coefficients(eraser.erase(X, y, sample_weight))
+        finally:
+            self._take_over(eraser)
+        return self
+
+    def _take_over_coefficients(self, new: Any) -> None:
+        self.coef_, self.intercept_, self.classes_ = new.coef_, new.intercept_, new.classes_
+
+    def _take_over(self, eraser: Eraser) -> None:
+        """The eraser's account, without the eraser's own copy of the model."""
+        self.n_erased_, self.epsilon_, self.leverage_ = eraser.n_erased_, eraser.epsilon_, eraser.leverage_
+        self.outcome_ = eraser.outcome_
+        eraser.estimator = eraser.estimator_ = None
+        self._eraser = eraser

@@ -1,0 +1,351 @@
+"""`Eraser`: the curvature of a fitted scikit-learn estimator, and samples taken out of it."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, MetaEstimatorMixin
+from sklearn.exceptions import NotFittedError
+from sklearn.pipeline import Pipeline
+
+from ssse.errors import DoesNotFit, InvalidData, InvalidSetting, NotPositiveDefinite, PrecisionLost, Refused
+from ssse.memory import human_bytes, memory_budget
+from ssse.progress import bar
+from ssse.sklearn.frame import Frame
+from ssse.sklearn.leaves import Classifier, Tally
+from ssse.sklearn.outcome import Outcome, reasons_for_caution
+from ssse.sklearn.state import State, finish, look_again, mean_losses, refined, take_in
+from ssse.sklearn.tree import Tree, tree_of
+
+if TYPE_CHECKING:
+    import os
+
+POLICIES = ("rebase", "joint")
+
+
+class Eraser(MetaEstimatorMixin, BaseEstimator):
+    """Takes samples out of a fitted estimator as a refit without them would, from sums over its training data.
+
+        eraser = Eraser(model).fit(X, y)             # once; X and y are not kept
+        model = eraser.erase(X_forget, y_forget)     # a new estimator of the same class, each time
+
+    Parameters:
+        estimator: fitted; it stays as it is.
+        policy: "rebase": every request starts from the model that the last one made, and of the model before nothing is
+            kept. "joint": the first model and the sums at it stay, so that any order and grouping of the same requests
+            gives the same model as one request.
+        memory_budget: bytes, or a text like "8GiB"; 60 % of what is free if not given.
+        progress: a bar on stderr while `fit` reads.
+
+    Attributes:
+        estimator_: the current estimator. n_erased_: samples erased so far.
+        epsilon_: its coefficients are no further than this from those at the minimum over the remaining samples;
+            infinite where nothing is proved. leverage_: the largest leverage of the last request.
+        outcome_: the last request's `Outcome`.
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        *,
+        policy: str = "rebase",
+        memory_budget: float | str | None = None,
+        progress: bool = False,
+    ):
+        self.estimator = estimator
+        self.policy = policy
+        self.memory_budget = memory_budget
+        self.progress = progress
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Eraser:
+        """Learn the curvature: two passes over exactly the data that the estimator was fitted to."""
+        self._check_policy()
+        transformers, tree = tree_of(self.estimator)
+        x, columns, weights = self._read(transformers, tree, X, y, sample_weight)
+        state = self._begin(tree, x, sample_weight is not None)
+        with bar("curvature", 2 * x.shape[0], self.progress) as advance:
+            state = finish(take_in(state, tree, x, columns, weights, advance, in_place=True), tree)
+            state = look_again(state, x, advance)
+        self._set(copy.deepcopy(self.estimator), state)
+        self.in_parts_ = False
+        return self
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Eraser:
+        """Learn from one part of the data after another; for data that does not fit into memory.
+
+        What is found is as after `fit`, but for a wider `epsilon_`: its constants need a second look at the samples.
+        """
+        self._check_policy()
+        if hasattr(self, "state_") and self.state_.erased:
+            raise InvalidSetting("Samples were erased already, so more of the training data cannot be taken in.")
+        transformers, tree = tree_of(self.estimator)
+        x, columns, weights = self._read(transformers, tree, X, y, sample_weight)
+        state = getattr(self, "state_", None)
+        if state is None or not self.in_parts_:
+            state = self._begin(tree, x, sample_weight is not None)
+        elif state.weighted != (sample_weight is not None):
+            raise InvalidData("sample_weight must be given with every part of the data, or with none.")
+        with bar("curvature", x.shape[0], self.progress) as advance:
+            state = take_in(state, tree, x, columns, weights, advance, in_place=False)
+        self._set(copy.deepcopy(self.estimator), state)
+        self.in_parts_ = True
+        return self
+
+    def erase(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+        """A new fitted estimator without these samples, given exactly as they were fitted.
+
+        Raises:
+            Refused: the samples cannot have been in the training data, or the rest does not determine a model.
+            Nothing is changed then, nor by any other error.
+        """
+        started = time.perf_counter()
+        state = self._finished_state()
+        transformers, tree = tree_of(self.estimator_)
+        x, columns, weights = self._read(transformers, tree, X, y, sample_weight)
+        self._check_weighted(state, sample_weight)
+        after = [
+            tally - leaf.tally(codes, weights)
+            for tally, leaf, codes in zip(state.tallies, tree.leaves, columns, strict=True)
+        ]
+        self._check_counts(tree, state, after, len(weights))
+        design = state.frame.design(x)
+        try:
+            new, inner, leverage, lost = self._erase(state, tree, design, columns, weights, after)
+        except (NotPositiveDefinite, PrecisionLost) as error:
+            raise Refused(self._refusal(state, len(weights), str(error))) from error
+        whole = inner if transformers is None else _pipeline(self.estimator_, inner)
+        outcome = self._outcome(state, new, tree, design, columns, weights, lost, transformers is not None)
+        outcome = replace(outcome, leverage_max=leverage, seconds=time.perf_counter() - started)
+        self._set(whole, new, outcome)
+        return whole
+
+    def refine(self, X: Any, y: Any, sample_weight: Any = None, *, steps: int = 5) -> Any:
+        """A new estimator nearer to the refit, where the samples that remain can still be read.
+
+        Each step is one pass over them: the gradient as it is, times the curvature that is held. It ends early when
+        only rounding is left, or when a step does not help any more. What is left of the gradient is then measured and
+        no longer bounded, which makes `epsilon_` far smaller.
+
+        Raises:
+            InvalidData: this is not what remains, by the number of samples of each class.
+        """
+        if not isinstance(steps, int) or steps < 1:
+            raise InvalidSetting(f"steps must be a whole number from 1 on, not {steps!r}.")
+        state = self._finished_state()
+        transformers, tree = tree_of(self.estimator_)
+        x, columns, weights = self._read(transformers, tree, X, y, sample_weight)
+        self._check_weighted(state, sample_weight)
+        for leaf, tally, codes in zip(tree.leaves, state.tallies, columns, strict=True):
+            if not np.array_equal(leaf.tally(codes, weights).counts, tally.counts):
+                raise InvalidData(
+                    f"These are {x.shape[0]} samples, and {state.samples} remain, in other classes perhaps: give "
+                    "exactly the training data without what was erased."
+                )
+        with bar("refining", (steps + 1) * x.shape[0], self.progress) as advance:
+            state = refined(state, tree, x, columns, weights, steps, advance)
+        written = [
+            leaf.write(heads, state.frame, tally)
+            for leaf, heads, tally in zip(tree.leaves, state.heads, state.tallies, strict=True)
+        ]
+        inner = tree.write([estimator for estimator, _ in written], state.tallies)
+        whole = inner if transformers is None else _pipeline(self.estimator_, inner)
+        outcome, leverage = self.outcome_, self.leverage_
+        self._set(whole, state)
+        self.epsilon_ += math.hypot(*(lost for _, lost in written))
+        self.outcome_, self.leverage_ = outcome, leverage
+        return whole
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """The sums, the curvature and the policy as a folder of safetensors; no pickle. The model is not in it."""
+        from ssse.sklearn.storing import save
+
+        save(self, folder)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], estimator: Any, *, verify: bool = True) -> Eraser:
+        """As it was saved, for the estimator as it was then (`estimator_`)."""
+        from ssse.sklearn.storing import load
+
+        return load(cls, folder, estimator, verify)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "state_")
+
+    def _erase(
+        self, state: State, tree: Tree, design: np.ndarray, columns: list[np.ndarray], weights: np.ndarray,
+        after: list[Tally],
+    ) -> tuple[State, Any, float, float]:  # fmt: skip
+        """The new state, the new estimator, the largest leverage, and the distance that the estimator's dtype costs."""
+        staying = tree.staying(after)
+        heads, tallies, estimators, leverage, lost = [], [], [], 0.0, 0.0
+        dropped = state.dropped
+        for i, leaf in enumerate(tree.leaves):
+            if not staying[i]:
+                estimators.append(None)
+                continue
+            found = leaf.erase(
+                state.heads[i], design, columns[i], weights, state.tallies[i], after[i], state.frame,
+                self.policy == "joint",
+            )  # fmt: skip
+            heads.append(tuple(head for head, _ in found))
+            leverage = max([leverage, *(one for _, one in found)])
+            estimator, rounding = leaf.write(heads[-1], state.frame, after[i])
+            estimators.append(estimator)
+            lost = math.hypot(lost, rounding)
+            tallies.append(after[i][after[i].present] if tree.classifies else after[i])
+            dropped = dropped or any(not head.bound.known and head.loss.bounded for head in heads[-1])
+        new = replace(
+            state, tallies=tuple(tallies), heads=tuple(heads), erased=state.erased + len(weights), dropped=dropped
+        )
+        return new, tree.write(estimators, after), leverage, lost
+
+    def _outcome(
+        self, old: State, new: State, tree: Tree, design: np.ndarray, columns: list[np.ndarray], weights: np.ndarray,
+        lost: float, transformed: bool,
+    ) -> Outcome:  # fmt: skip
+        before, after = old.parameters(), new.parameters()
+        comparable = before.shape == after.shape
+        step = float(np.linalg.norm(after - before)) if comparable else math.nan
+        losses = mean_losses(old, new, tree, design, columns, weights) if comparable else (None, None)
+        epsilon = new.distance + lost
+        reasons = reasons_for_caution(
+            exact=new.exact,
+            bounded=new.bounded,
+            epsilon=epsilon,
+            step=step,
+            correction=new.correction,
+            dropped=new.dropped,
+            transformed=transformed,
+        )
+        return Outcome(
+            verdict="caution" if reasons else "ok",
+            reasons=tuple(reasons),
+            notes=_notes(self.policy, new.exact),
+            k=len(weights),
+            n=new.samples,
+            erased=new.erased,
+            policy=self.policy,
+            exact=new.exact,
+            epsilon=epsilon,
+            gradient=new.gradient,
+            step_norm=step if comparable else None,
+            relative_step=step / max(float(np.linalg.norm(before)), 1e-300) if comparable else None,
+            correction=new.correction,
+            loss_before=losses[0],
+            loss_after=losses[1],
+        )
+
+    def _refusal(self, state: State, k: int, why: str) -> Outcome:
+        streaming = state.erased > 0 and self.policy == "rebase" and not state.exact
+        hint = (
+            " Since requests were answered from this curvature, its samples have moved from those stored: fit the "
+            'eraser again on what remains, or use policy="joint".' * streaming
+        )
+        reason = (
+            f"Without these samples the step cannot be taken: {why}. They were not in the training data in this form, "
+            f"or the rest does not determine the model.{hint}"
+        )
+        return Outcome("refused", (reason,), (), k, state.samples, state.erased, self.policy)
+
+    def _check_counts(self, tree: Tree, state: State, after: list[Tally], k: int) -> None:
+        for leaf, tally, left in zip(tree.leaves, state.tallies, after, strict=True):
+            for place in np.flatnonzero(left.counts < 0):
+                of = f" of class {leaf.classes[place]!r}" if isinstance(leaf, Classifier) else ""
+                there = tally.counts[place]
+                raise InvalidData(
+                    f"{there} samples{of} are left, and {there - left.counts[place]} are to be erased: these were not "
+                    "all in the training data."
+                )
+        if k >= state.samples:
+            raise InvalidData(f"All {state.samples} samples that are left would be erased; something must remain.")
+
+    def _check_weighted(self, state: State, sample_weight: Any) -> None:
+        if state.weighted != (sample_weight is not None):
+            given = "none were" if state.weighted else "some were"
+            raise InvalidData(f"sample_weight must be given as it was for fit; {given} given now.")
+
+    def _read(
+        self, transformers: Pipeline | None, tree: Tree, X: Any, y: Any, sample_weight: Any
+    ) -> tuple[Any, list[np.ndarray], np.ndarray]:
+        if transformers is not None:
+            try:
+                X = transformers.transform(X)
+            except (ValueError, TypeError) as error:
+                raise InvalidData(f"X: {error}") from error
+        x = tree.inputs(X)
+        if y is None:
+            raise InvalidData("y is needed: which labels the samples had is part of what is forgotten.")
+        columns = tree.columns(y)
+        for codes in columns:
+            if len(codes) != x.shape[0]:
+                raise InvalidData(f"X has {x.shape[0]} samples and y {len(codes)}.")
+        return x, columns, _sample_weights(sample_weight, x.shape[0])
+
+    def _begin(self, tree: Tree, x: Any, weighted: bool) -> State:
+        frame = Frame.choose(x, intercept=tree.intercept, movable=tree.movable)
+        self._check_memory(tree, frame)
+        return State.empty(tree, frame, weighted)
+
+    def _check_memory(self, tree: Tree, frame: Frame) -> None:
+        needed = 0
+        for leaf in tree.leaves:
+            for size, groups in leaf.sizes(frame.width):
+                needed += 8 * size * size * (groups + 3)  # sums, inverse, and what a request makes of both
+        if needed > (free := memory_budget(None, self.memory_budget)):
+            raise DoesNotFit(
+                f"The curvature of this model needs {human_bytes(needed)}, of {human_bytes(free)} that are free: it "
+                "grows with the square of features times classes. Reduce the features (PCA, SelectKBest), take one "
+                "model for each class (OneVsRestClassifier), or raise memory_budget."
+            )
+
+    def _fitted(self) -> State:
+        if not hasattr(self, "state_"):
+            raise NotFittedError("This Eraser is not fitted: call fit with the training data first.")
+        return self.state_
+
+    def _finished_state(self) -> State:
+        self._fitted()
+        self._check_policy()
+        if not self.state_.finished:
+            self._set(self.estimator_, finish(self.state_, tree_of(self.estimator_)[1]))
+        return self.state_
+
+    def _check_policy(self) -> None:
+        if self.policy not in POLICIES:
+            raise InvalidSetting(f"policy must be one of {', '.join(POLICIES)}, not {self.policy!r}.")
+
+    def _set(self, estimator: Any, state: State, outcome: Outcome | None = None) -> None:
+        self.estimator_, self.state_, self.outcome_ = estimator, state, outcome
+        self.n_erased_ = state.erased
+        self.epsilon_ = state.distance if outcome is None else outcome.epsilon
+        self.leverage_ = 0.0 if outcome is None else outcome.leverage_max
+
+
+def _sample_weights(given: Any, samples: int) -> np.ndarray:
+    if given is None:
+        return np.ones(samples)
+    weights = np.asarray(given, dtype=np.float64)
+    if weights.ndim == 0:
+        weights = np.full(samples, float(weights))
+    if weights.shape != (samples,):
+        raise InvalidData(f"sample_weight has the shape {weights.shape}, for {samples} samples.")
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        raise InvalidData("sample_weight must be finite and not negative.")
+    return weights
+
+
+def _notes(policy: str, exact: bool) -> tuple[str, ...]:
+    if policy == "joint" and not exact:
+        return ("The first model and the sums at it are kept (policy joint): who has the eraser has that model.",)
+    return ()
+
+
+def _pipeline(old: Pipeline, last: Any) -> Pipeline:
+    """The same transformers, copied, before the new estimator."""
+    new = copy.deepcopy(old[:-1])
+    return Pipeline([*new.steps, (old.steps[-1][0], last)], memory=old.memory, verbose=old.verbose)

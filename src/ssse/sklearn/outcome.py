@@ -1,0 +1,90 @@
+"""What one erasure from a scikit-learn model has to say about itself."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+
+LARGE_CORRECTION = 0.05  # of ‖θ‖, from which on the estimator was not at the minimum
+LARGE_BOUND = 0.5  # of the step: up to there at least half of what had to change is proved to have changed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Measured while erasing.
+
+    Attributes:
+        verdict: "ok", "caution", or "refused". reasons: why it is not "ok". notes: what else one should know.
+        k, n, erased: samples forgotten now, that stay, and forgotten so far.
+        epsilon: ‖θ̂ − θ₋S‖, the distance of coefficients and intercepts from those of a refit to its minimum, is not
+            above it; infinite where nothing is proved. gradient: ‖∇L₋S(θ̂)‖ is not above it.
+        exact: least squares, where nothing but rounding is left.
+        leverage_max: of the samples, below 1. step_norm, relative_step: ‖θ̂ − θ‖, and over ‖θ‖.
+        correction: how far, by one Newton step, the estimator was from the minimum when it was fitted, over ‖θ‖.
+        loss_before, loss_after: mean loss on the samples.
+    """
+
+    verdict: str
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+    k: int
+    n: int
+    erased: int
+    policy: str
+    exact: bool = False
+    epsilon: float = math.inf
+    gradient: float = math.inf
+    leverage_max: float | None = None
+    step_norm: float | None = None
+    relative_step: float | None = None
+    correction: float | None = None
+    loss_before: float | None = None
+    loss_after: float | None = None
+    seconds: float | None = None
+
+    def to_json(self) -> str:
+        """Infinity, which JSON does not know, as null."""
+        plain = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in asdict(self).items()}
+        return json.dumps(plain, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        lines = [f"verdict: {self.verdict}", *(f"  because {reason}" for reason in self.reasons)]
+        known = {
+            "forgotten": f"{self.k} now, {self.erased} in all; {self.n} stay",
+            "step": f"{_number(self.step_norm)} ({_number(self.relative_step)} of ‖θ‖)",
+            "distance from a refit": "rounding" if self.exact else f"at most {_number(self.epsilon)}",
+            "gradient left": f"at most {_number(self.gradient)}",
+            "largest leverage": f"{_number(self.leverage_max)} (below 1)",
+            "mean loss on them": f"{_number(self.loss_before)} → {_number(self.loss_after)}",
+        }
+        lines += [f"{name + ':':<23}{value}" for name, value in known.items()]
+        return "\n".join(lines + [f"note: {note}" for note in self.notes])
+
+
+def reasons_for_caution(
+    *, exact: bool, bounded: bool, epsilon: float, step: float, correction: float, dropped: bool, transformed: bool
+) -> list[str]:
+    reasons = []
+    if transformed:
+        reasons.append(
+            "The pipeline's transformers stay as they are: what they learned (means, vocabularies, directions) still "
+            "comes from the forgotten samples too."
+        )
+    if not bounded:
+        reasons.append("The curvature of the squared hinge jumps at the margin, so that no distance can be proved.")
+    elif dropped:
+        reasons.append("A class has no samples left and was dropped: no distance from a refit without it is proved.")
+    elif not exact and not epsilon <= LARGE_BOUND * step:
+        share = "no distance" if math.isinf(epsilon) else f"only a distance below {epsilon / step:.2g} of the step"
+        reasons.append(f"From the sums alone, {share} from a refit can be proved; it may be much less.")
+    if correction > LARGE_CORRECTION:
+        reasons.append(
+            f"The estimator was not at the minimum of its objective on this data ({correction:.2g} of ‖θ‖ away): the "
+            "step corrects for that too. Was it trained on exactly this data, with these weights?"
+        )
+    return reasons
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g}"
