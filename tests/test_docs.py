@@ -34,11 +34,19 @@ def run(*arguments: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_the_readmes_code_runs(tmp_path):
-    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert block is not None
-    (tmp_path / "story.py").write_text(block.group(1))
-    assert "verdict: ok" in run("story.py", folder=tmp_path)
+def code_in(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize(("place", "verdict"), [(0, "ok"), (1, "caution")], ids=["torch", "scikit-learn"])
+def test_the_readmes_code_runs(place, verdict, tmp_path):
+    (tmp_path / "story.py").write_text(code_in("README.md")[place])
+    assert f"verdict: {verdict}" in run("story.py", folder=tmp_path)
+
+
+def test_the_code_about_scikit_learn_runs_from_top_to_bottom(tmp_path):
+    (tmp_path / "story.py").write_text("".join(code_in("docs/scikit-learn.md")))
+    assert "verdict:" in run("story.py", folder=tmp_path)
 
 
 def test_the_readmes_reproduction_is_that_of_the_results(monkeypatch):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ssse import baselines as baselines
     from ssse import metrics as metrics
+    from ssse import sklearn as sklearn
     from ssse.calibration import Calibration as Calibration
     from ssse.calibration import calibrate as calibrate
     from ssse.curvature import Curvature as Curvature
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_PACKAGES = ("baselines", "metrics")
+_PACKAGES = ("baselines", "metrics", "sklearn")
 _HOMES = {
     "Calibration": "ssse.calibration",
     "calibrate": "ssse.calibration",
@@ -75,6 +76,7 @@ __all__ = [
     "plan",
     "reproduce",
     "scan",
+    "sklearn",
 ]
 
 

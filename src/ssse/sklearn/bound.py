@@ -4,11 +4,12 @@ Guo et al. (2020) bound the gradient that is left after the removal step; divide
 far the minimum can be. Their bound takes constants of the logistic loss and the penalty, so an intercept without
 penalty has none. Here the loss's self-concordance takes that place: where no score moves by more than D, curvature
 changes by factors between e^−D and e^D. With M the curvature at the anchor over what stays, G the same without the
-penalty, u a step from there, E = e^moved (1 + drift), and φ(D) = (e^D − 1)/D − 1,
+penalty, u a step from there, φ(D) = (e^D − 1)/D − 1, and c² = ‖u‖²_G + drift·‖u‖²_M,
 
     D ≤ reach · ‖u‖_M,     reach² = max_i x̃ᵢᵀM⁻¹x̃ᵢ,
-    ‖∇L(θ)‖_M⁻¹ ≤ what was left before + (E − 1) ‖u‖_G + E φ(D) min(‖u‖_G, reach ‖u‖²_G / D)           (= left)
-    ‖θ − θ₋S‖_M ≤ −log(1 − reach · left · e^away / (1 − drift)) / reach, if that logarithm exists; else no bound
+    ‖∇L(θ)‖_M⁻¹ ≤ what was left before + drift·‖u‖_M + (e^moved − 1)·√(1 + drift)·c
+                  + e^moved·φ(D)·min(√(1 + drift)·c, reach·c²/D)                                            (= left)
+    ‖θ − θ₋S‖_M ≤ −log(1 − reach·left·e^away/(1 − drift))/reach, if that logarithm exists; else nothing is known.
 
 `moved` (`away` after the step) counts how far scores can have moved since the curvature was taken, and `drift` what it
 is off because samples were subtracted at another θ than they were added at; both stay 0 for a first request and under
@@ -121,9 +122,11 @@ class Bound:
         if now.exact:
             return replace(now, left=rounding)
         swing = min(now.reach * length, now.norm * float(np.linalg.norm(step)))
-        changed = _exp(now.moved) * (1 + now.drift)
-        third = min(curved, now.reach * curved**2 / swing) if swing else 0.0
-        left = now.residual + (changed - 1) * curved + changed * _excess(swing) * third + rounding
+        moved, root = _exp(now.moved), math.sqrt(1 + now.drift)
+        inside = math.sqrt(curved**2 + now.drift * length**2)
+        third = min(root * inside, now.reach * inside**2 / swing) if swing else 0.0
+        left = now.residual + now.drift * length + (moved - 1) * root * inside + moved * _excess(swing) * third
+        left += rounding
         away = now.moved + swing
         now = replace(now, left=left, away=away)
         return now if joint else replace(now, residual=left, moved=away)
