@@ -132,6 +132,11 @@ class Bound:
         return now if joint else replace(now, residual=left, moved=away)
 
 
+def coarse(value: float) -> float:
+    """Up to the next power of 2^¼: a constant is kept when the one sample that it is of has been erased."""
+    return 2.0 ** (math.ceil(4 * math.log2(value) + 1e-9) / 4) if 0 < value < math.inf else max(value, 0.0)
+
+
 def _exp(value: float) -> float:
     return math.exp(value) if value < 700 else math.inf
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.validation import check_is_fitted
 
 from ssse.sklearn.eraser import Eraser
+from ssse.sklearn.state import check_memory
 
 
 class ErasableLogisticRegression(LogisticRegression):
@@ -29,6 +31,7 @@ class ErasableLogisticRegression(LogisticRegression):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> ErasableLogisticRegression:
         for name in ("_eraser", "n_erased_", "epsilon_", "leverage_", "outcome_"):
             self.__dict__.pop(name, None)
+        self._check_memory(X, y)
         super().fit(X, y, sample_weight)
         self._take_over(Eraser(self).fit(X, y, sample_weight))
         return self
@@ -47,6 +50,15 @@ class ErasableLogisticRegression(LogisticRegression):
         finally:
             self._take_over(eraser)
         return self
+
+    def _check_memory(self, X: Any, y: Any) -> None:
+        """Before the training, which may be long. What cannot be looked at yet is for LogisticRegression to refuse."""
+        try:
+            features, classes = np.shape(X)[1], len(np.unique(np.asarray(y)))
+        except (TypeError, ValueError, IndexError):
+            return
+        groups = classes if isinstance(self.class_weight, str) else 1
+        check_memory([((features + bool(self.fit_intercept)) * max(classes - 1, 1), groups)], None)
 
     def _take_over_coefficients(self, new: Any) -> None:
         self.coef_, self.intercept_, self.classes_ = new.coef_, new.intercept_, new.classes_

@@ -13,13 +13,12 @@ from sklearn.base import BaseEstimator, MetaEstimatorMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
 
-from ssse.errors import DoesNotFit, InvalidData, InvalidSetting, NotPositiveDefinite, PrecisionLost, Refused
-from ssse.memory import human_bytes, memory_budget
+from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite, PrecisionLost, Refused
 from ssse.progress import bar
 from ssse.sklearn.frame import Frame
 from ssse.sklearn.leaves import Classifier, Tally
 from ssse.sklearn.outcome import Outcome, reasons_for_caution
-from ssse.sklearn.state import State, finish, look_again, mean_losses, refined, take_in
+from ssse.sklearn.state import State, anew, check_memory, finish, look_again, mean_losses, refined, take_in
 from ssse.sklearn.tree import Tree, tree_of
 
 if TYPE_CHECKING:
@@ -118,19 +117,23 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
             new, inner, leverage, lost = self._erase(state, tree, design, columns, weights, after)
         except (NotPositiveDefinite, PrecisionLost) as error:
             raise Refused(self._refusal(state, len(weights), str(error))) from error
-        whole = inner if transformers is None else _pipeline(self.estimator_, inner)
+        whole = _whole(self.estimator_, inner)
         outcome = self._outcome(state, new, tree, design, columns, weights, lost, transformers is not None)
         outcome = replace(outcome, leverage_max=leverage, seconds=time.perf_counter() - started)
         self._set(whole, new, outcome)
         return whole
 
-    def refine(self, X: Any, y: Any, sample_weight: Any = None, *, steps: int = 5) -> Any:
+    def refine(self, X: Any, y: Any, sample_weight: Any = None, *, steps: int = 5, curvature: bool = True) -> Any:
         """A new estimator nearer to the refit, where the samples that remain can still be read.
 
         Each step is one pass over them: the gradient as it is, times the curvature that is held. It ends early when
         only rounding is left, or when a step does not help any more. What is left of the gradient is then measured and
-        no longer bounded, which makes `epsilon_` far smaller.
+        no longer bounded.
 
+        Args:
+            steps: at most so many.
+            curvature: also take the curvature anew, where the model is then. That costs as much as `fit`; it makes
+                `epsilon_` far smaller, and the requests to come start as from a fresh fit.
         Raises:
             InvalidData: this is not what remains, by the number of samples of each class.
         """
@@ -146,14 +149,16 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
                     f"These are {x.shape[0]} samples, and {state.samples} remain, in other classes perhaps: give "
                     "exactly the training data without what was erased."
                 )
-        with bar("refining", (steps + 1) * x.shape[0], self.progress) as advance:
+        with bar("refining", (steps + 1 + 2 * curvature) * x.shape[0], self.progress) as advance:
             state = refined(state, tree, x, columns, weights, steps, advance)
+            if curvature:
+                state = anew(state, tree, x, columns, weights, advance)
         written = [
             leaf.write(heads, state.frame, tally)
             for leaf, heads, tally in zip(tree.leaves, state.heads, state.tallies, strict=True)
         ]
         inner = tree.write([estimator for estimator, _ in written], state.tallies)
-        whole = inner if transformers is None else _pipeline(self.estimator_, inner)
+        whole = _whole(self.estimator_, inner)
         outcome, leverage = self.outcome_, self.leverage_
         self._set(whole, state)
         self.epsilon_ += math.hypot(*(lost for _, lost in written))
@@ -255,7 +260,7 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
     def _check_counts(self, tree: Tree, state: State, after: list[Tally], k: int) -> None:
         for leaf, tally, left in zip(tree.leaves, state.tallies, after, strict=True):
             for place in np.flatnonzero(left.counts < 0):
-                of = f" of class {leaf.classes[place]!r}" if isinstance(leaf, Classifier) else ""
+                of = f" of class {leaf.classes.tolist()[place]!r}" if isinstance(leaf, Classifier) else ""
                 there = tally.counts[place]
                 raise InvalidData(
                     f"{there} samples{of} are left, and {there - left.counts[place]} are to be erased: these were not "
@@ -288,20 +293,8 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
 
     def _begin(self, tree: Tree, x: Any, weighted: bool) -> State:
         frame = Frame.choose(x, intercept=tree.intercept, movable=tree.movable)
-        self._check_memory(tree, frame)
+        check_memory([size for leaf in tree.leaves for size in leaf.sizes(frame.width)], self.memory_budget)
         return State.empty(tree, frame, weighted)
-
-    def _check_memory(self, tree: Tree, frame: Frame) -> None:
-        needed = 0
-        for leaf in tree.leaves:
-            for size, groups in leaf.sizes(frame.width):
-                needed += 8 * size * size * (groups + 3)  # sums, inverse, and what a request makes of both
-        if needed > (free := memory_budget(None, self.memory_budget)):
-            raise DoesNotFit(
-                f"The curvature of this model needs {human_bytes(needed)}, of {human_bytes(free)} that are free: it "
-                "grows with the square of features times classes. Reduce the features (PCA, SelectKBest), take one "
-                "model for each class (OneVsRestClassifier), or raise memory_budget."
-            )
 
     def _fitted(self) -> State:
         if not hasattr(self, "state_"):
@@ -329,7 +322,10 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
 def _sample_weights(given: Any, samples: int) -> np.ndarray:
     if given is None:
         return np.ones(samples)
-    weights = np.asarray(given, dtype=np.float64)
+    try:
+        weights = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidData("sample_weight must hold numbers.") from None
     if weights.ndim == 0:
         weights = np.full(samples, float(weights))
     if weights.shape != (samples,):
@@ -345,7 +341,10 @@ def _notes(policy: str, exact: bool) -> tuple[str, ...]:
     return ()
 
 
-def _pipeline(old: Pipeline, last: Any) -> Pipeline:
-    """The same transformers, copied, before the new estimator."""
-    new = copy.deepcopy(old[:-1])
-    return Pipeline([*new.steps, (old.steps[-1][0], last)], memory=old.memory, verbose=old.verbose)
+def _whole(old: Any, last: Any) -> Any:
+    """In a pipeline, the same transformers, copied, before the new estimator."""
+    if not isinstance(old, Pipeline):
+        return last
+    new = copy.copy(old)
+    new.steps = [*copy.deepcopy(old.steps[:-1]), (old.steps[-1][0], last)]
+    return new

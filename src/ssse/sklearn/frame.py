@@ -47,10 +47,7 @@ class Frame:
         """x̃ of every sample, dense, float64, shape (n, width)."""
         out = np.empty((x.shape[0], self.width))
         features = out[:, : len(self.scale)]
-        if sparse.issparse(x):
-            features[:] = x.toarray()
-        else:
-            np.subtract(x, self.center, out=features)
+        np.subtract(x.toarray() if sparse.issparse(x) else x, self.center, out=features)
         features /= self.scale
         if self.intercept:
             out[:, -1] = 1

@@ -14,13 +14,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.linalg import eigh, get_lapack_funcs
+from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
 from ssse.errors import NotPositiveDefinite, PrecisionLost
-from ssse.sklearn.bound import Bound
+from ssse.sklearn.bound import Bound, coarse
 from ssse.sklearn.frame import Frame
 from ssse.sklearn.losses import Logistic, Loss, Softmax
 
 DIRECT = 1 / 3  # rows over parameters, from which on a new factor is cheaper than changing the inverse
+NEARLY_ALL = 0.9999  # of leverage, from which on changing the inverse loses too many digits to see what is singular
+SMALL = 100  # parameters up to which eigenvalues are computed at once
 LEAST_CONDITION = 1e-14  # reciprocal; below, the data does not determine the parameters
 
 
@@ -102,6 +105,11 @@ class Head:
         )
         return cls(loss, flat, flat, np.repeat(ridge, size // len(ridge)), sums, per_sample)
 
+    def emptied(self) -> Head:
+        """Where it is, and without any samples yet."""
+        slopes, grams = (tuple(np.zeros_like(part) for part in parts) for parts in (self.sums.slopes, self.sums.grams))
+        return replace(self, anchor=self.theta, sums=Sums(slopes, grams), inverse=None, bound=Bound())
+
     @property
     def groups(self) -> int:
         return len(self.sums.slopes)
@@ -122,7 +130,7 @@ class Head:
                 rows.append(self.loss.rows(x, curvatures, s))
             else:
                 grams.append(self.loss.gram(x, curvatures, s))
-        largest = float(np.einsum("ij,ij->i", design, design).max(initial=0.0))
+        largest = coarse(float(np.einsum("ij,ij->i", design, design).max(initial=0.0)))
         return Sums(tuple(slopes), tuple(grams), tuple(rows), largest)
 
     def slopes_at(self, design: np.ndarray, labels: Labels) -> list[np.ndarray]:
@@ -189,7 +197,7 @@ class Head:
 
     def reaching(self, squared: float) -> Head:
         """With the exact reach of a step, for which the samples were looked at a second time."""
-        return replace(self, bound=replace(self.bound, reach=min(self.bound.reach, math.sqrt(max(squared, 0.0)))))
+        return replace(self, bound=replace(self.bound, reach=min(self.bound.reach, math.sqrt(coarse(squared)))))
 
     def without(
         self, taken: Sums, frame: Frame, weights: Sequence[float], samples: int, *, joint: bool
@@ -205,11 +213,13 @@ class Head:
         if same and taken.rows:
             inverse, leverage = _downdate(self.inverse, self._weighted(taken.rows))
             _check_leverage(leverage)
+            if leverage > NEARLY_ALL:
+                inverse = invert(after.matrix())
         else:
             leverage = self._leverage(taken)
             _check_leverage(leverage)
             inverse = invert(after.matrix())
-        growth = 1 / (1 - leverage) if same else _top_pencil(self.matrix(), after.matrix())
+        growth = 1 / (1 - leverage) / self._lightest(after)
         heavier = max(new / old for new, old in zip(after.weights, self.weights, strict=True))
         bound = self.bound.without(leverage, growth, heavier, anew=not (same and taken.rows))
         return replace(after, inverse=inverse, bound=bound)._settled(frame, joint), leverage
@@ -220,7 +230,7 @@ class Head:
         """The same where classes have no samples left; `stays`: the places of the others."""
         leverage = self._leverage(taken)
         _check_leverage(leverage)
-        after = narrowed(replace(self, sums=self.sums - taken), stays)
+        after = narrowed(replace(self, sums=self.sums - taken), stays, frame.intercept)
         after = replace(after, weights=tuple(weights), samples=samples)
         after = replace(after, inverse=invert(after.matrix()))
         return after._settled(frame, joint), leverage
@@ -257,6 +267,11 @@ class Head:
         slopes = tuple(slope + gram @ step for slope, gram in zip(self.sums.slopes, self.sums.grams, strict=True))
         return replace(self, theta=theta, anchor=theta, sums=replace(self.sums, slopes=slopes), bound=bound)
 
+    def _lightest(self, after: Head) -> float:
+        """By what weights and penalty have shrunk at most: M without what went is at least that much of itself."""
+        ratios = [new / old for new, old in zip(after.weights, self.weights, strict=True) if new]
+        return min([1.0, *ratios, after.samples / self.samples if self.per_sample else 1.0])
+
     def _weighted(self, rows: Sequence[np.ndarray]) -> np.ndarray:
         if self.weights == (1.0,):
             return rows[0]
@@ -271,14 +286,15 @@ class Head:
         gram = self.weights[0] * taken.grams[0]
         for weight, part in zip(self.weights[1:], taken.grams[1:], strict=True):
             gram += weight * part
-        return _top_pencil(gram, self.matrix())
+        return _top_pencil(gram, self.matrix(), self.inverse)
 
 
-def narrowed(head: Head, stays: np.ndarray) -> Head:
+def narrowed(head: Head, stays: np.ndarray, intercept: bool) -> Head:
     """Of a softmax head whose other classes have no samples left: what it is over the classes that stay.
 
     Without class v the probabilities of the others grow to p_j/(1 − p_v) ≈ p_j + p_j p_v, which changes the slope by
-    Σ s p_j p_v x̃: that sum is in the curvature, between v's intercept and class j. Second orders of p_v are left out.
+    Σ s p_j p_v x̃: that sum is in the curvature, between v's intercept and class j. Second orders of p_v are left out,
+    and without an intercept the first order too.
     With two classes left, scikit-learn fits one logistic model of the difference, whose penalty counts twice.
     """
     loss = head.loss
@@ -290,7 +306,9 @@ def narrowed(head: Head, stays: np.ndarray) -> Head:
     for slope, gram in zip(head.sums.slopes, head.sums.grams, strict=True):
         blocks = old @ gram.reshape(width, loss.classes - 1, width, loss.classes - 1).transpose(0, 2, 1, 3) @ old.T
         full = slope.reshape(width, -1) @ old.T
-        full = full[:, stays] - blocks[:, -1, :, gone].sum(axis=0)[:, stays]
+        if intercept:
+            full -= blocks[:, -1, :, gone].sum(axis=0)
+        full = full[:, stays]
         slopes.append((full @ new).reshape(-1, 1))
         inner = new.T @ blocks[:, :, stays][:, :, :, stays] @ new
         grams.append(inner.transpose(0, 2, 1, 3).reshape(width * new.shape[1], -1))
@@ -363,9 +381,15 @@ def _top(symmetric: np.ndarray) -> float:
     return max(0.0, float(eigh(symmetric, eigvals_only=True, subset_by_index=[size - 1, size - 1])[0]))
 
 
-def _top_pencil(a: np.ndarray, b: np.ndarray) -> float:
-    """λmax(b⁻¹ a)."""
+def _top_pencil(a: np.ndarray, b: np.ndarray, inverse: np.ndarray) -> float:
+    """λmax(b⁻¹ a): by Lanczos, which looks at the matrices some twenty times, or whole where that does not converge."""
     size = len(a)
+    if size > SMALL:
+        try:
+            start = np.ones(size)  # else a random one: the same request must give the same numbers
+            return max(0.0, float(eigsh(a, 1, b, v0=start, Minv=inverse, return_eigenvectors=False)[0]))
+        except ArpackNoConvergence:
+            pass
     return max(0.0, float(eigh(a, b, eigvals_only=True, subset_by_index=[size - 1, size - 1])[0]))
 
 
@@ -376,4 +400,4 @@ def _length(vector: np.ndarray, image: np.ndarray) -> float:
 
 def _rounding(head: Head, theta: np.ndarray) -> float:
     """What sums of that size cannot tell, in the norm of M⁻¹: ‖θ‖_M in the last place, for each parameter once."""
-    return float(np.finfo(np.float64).eps * np.sqrt(len(theta)) * _length(theta, head.times(theta)))
+    return float(np.finfo(np.float64).eps * len(theta) * _length(theta, head.times(theta)))

@@ -7,6 +7,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -158,7 +159,10 @@ class Regression(Leaf):
             raise InvalidData("y must hold numbers, for a regression.") from None
         shape = np.shape(self.estimator.coef_)
         wanted = 1 if len(shape) == 1 else shape[0]
-        targets = targets.reshape(len(targets), -1)
+        if targets.ndim == 1:
+            targets = targets[:, None]
+        if targets.ndim != 2:
+            raise InvalidData(f"y has the shape {targets.shape}; {self.name} takes a row of targets for each sample.")
         if targets.shape[1] != wanted:
             raise InvalidData(f"y has {targets.shape[1]} targets, the estimator {wanted}.")
         if not np.isfinite(targets).all():
@@ -216,7 +220,10 @@ class Classifier(Leaf):
         return isinstance(self.estimator.class_weight, str)
 
     def codes(self, y: Any) -> np.ndarray:
-        labels = np.asarray(y)
+        try:
+            labels = np.asarray(y)
+        except ValueError as error:
+            raise InvalidData(f"y: {error}") from error
         if labels.ndim == 2 and labels.shape[1] == 1:
             labels = labels.ravel()
         if labels.ndim != 1:
@@ -232,7 +239,9 @@ class Classifier(Leaf):
         if self.estimator.class_weight is None:
             return np.ones(len(self.classes))
         if not self.balanced:
-            return np.asarray(compute_class_weight(self.estimator.class_weight, classes=self.classes, y=self.classes))
+            there = set(self.classes.tolist())  # weights of classes that vanished are none of scikit-learn's business
+            given = {key: value for key, value in self.estimator.class_weight.items() if key in there}
+            return np.asarray(compute_class_weight(given, classes=self.classes, y=self.classes))
         mass = tally.mass if self.counts_weights else tally.counts.astype(np.float64)
         there = tally.counts > 0
         out = np.zeros(len(mass))
@@ -253,7 +262,7 @@ class Classifier(Leaf):
         stays = after.present
         if len(stays) < 2:
             raise InvalidData(
-                f"Only the class {self.classes[stays[0]]!r} would be left, and scikit-learn fits no {self.name} to one "
+                f"Only the class {self.classes[stays].tolist()[0]!r} would be left, and scikit-learn fits no {self.name} to one "
                 "class."
             )
         if len(stays) == len(self.classes):
@@ -383,7 +392,9 @@ class RidgeClassifierLeaf(Classifier):
 
     def tidy(self, new: Any, heads: Sequence[Head], frame: Frame, tally: Tally) -> None:
         new._label_binarizer.fit(self.classes[tally.present])
-        new.classes_ = new._label_binarizer.classes_
+        set_classes(new, new._label_binarizer.classes_)
+        if new.coef_.ndim == 2 and len(new.coef_) == 1 and _row_of_two_classes() == 1:
+            new.coef_ = new.coef_[0]
 
 
 class OneVersusAll(Classifier):
@@ -486,6 +497,18 @@ class LinearSVCLeaf(OneVersusAll):
         return ridge, ridge / float(self.estimator.intercept_scaling) ** 2
 
 
+@lru_cache
+def _row_of_two_classes() -> int:
+    """How many dimensions a RidgeClassifier's coefficients have for two classes, which versions do not agree on."""
+    return RidgeClassifier().fit(np.array([[0.0], [1.0]]), [0, 1]).coef_.ndim
+
+
+def set_classes(estimator: Any, classes: np.ndarray) -> None:
+    """Older versions of scikit-learn look some of them up in the binarizer, and let nobody set them."""
+    if "classes_" in vars(estimator):
+        estimator.classes_ = classes
+
+
 def places_of(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """Of each label among the classes.
 
@@ -496,10 +519,11 @@ def places_of(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
         places = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
         known = classes[places] == labels
     except TypeError:
-        known = np.zeros(len(labels), dtype=bool)
-        places = np.zeros(len(labels), dtype=np.int64)
+        index = {one: i for i, one in enumerate(classes.tolist())}
+        places = np.array([index.get(one, -1) for one in labels.tolist()])
+        known = places >= 0
     if not np.all(known):
-        stranger = labels[np.flatnonzero(~np.asarray(known))[0]]
+        stranger = labels.tolist()[int(np.flatnonzero(~np.asarray(known))[0])]
         some = ", ".join(repr(one) for one in classes[:5].tolist()) + (" …" if len(classes) > 5 else "")
         raise InvalidData(f"y holds {stranger!r}, which is none of the estimator's classes: {some}.")
     return places

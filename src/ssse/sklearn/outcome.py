@@ -53,8 +53,8 @@ class Outcome:
         known = {
             "forgotten": f"{self.k} now, {self.erased} in all; {self.n} stay",
             "step": f"{_number(self.step_norm)} ({_number(self.relative_step)} of ‖θ‖)",
-            "distance from a refit": "rounding" if self.exact else f"at most {_number(self.epsilon)}",
-            "gradient left": f"at most {_number(self.gradient)}",
+            "distance from a refit": "rounding" if self.exact else _at_most(self.epsilon),
+            "gradient left": _at_most(self.gradient),
             "largest leverage": f"{_number(self.leverage_max)} (below 1)",
             "mean loss on them": f"{_number(self.loss_before)} → {_number(self.loss_after)}",
         }
@@ -84,6 +84,10 @@ def reasons_for_caution(
             "step corrects for that too. Was it trained on exactly this data, with these weights?"
         )
     return reasons
+
+
+def _at_most(bound: float) -> str:
+    return f"at most {bound:.3g}" if math.isfinite(bound) else "not proved"
 
 
 def _number(value: float | None) -> str:

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from ssse.errors import InvalidData, NotPositiveDefinite, PrecisionLost
+from ssse.errors import DoesNotFit, InvalidData, NotPositiveDefinite, PrecisionLost
+from ssse.memory import human_bytes, memory_budget
 from ssse.sklearn.frame import Frame
 from ssse.sklearn.head import Head
 from ssse.sklearn.leaves import Classifier, Tally
 from ssse.sklearn.tree import Tree
 
+HELPS = 0.9  # of the gradient left after a step of refining; above, only rounding is left
 CHUNK = 1 << 22  # numbers of X̃ that are made dense at a time
 
 Advance = Callable[[int], None]
@@ -88,6 +90,18 @@ class State:
         return replace(self, heads=tuple(tuple(group) for group in heads))
 
 
+def check_memory(sizes: Sequence[tuple[int, int]], asked: float | str | None) -> None:
+    """Before the data is read. `sizes`: of each head, its parameters in one column, and its groups."""
+    needed = sum(8 * size**2 * (groups + 3) for size, groups in sizes)  # sums, inverse, what a request makes of both
+    if needed > (free := memory_budget(None, asked)):
+        raise DoesNotFit(
+            f"The curvature of this model needs {human_bytes(needed)}, of {human_bytes(free)} that are free: it grows "
+            "with the square of features times classes. Reduce the features (PCA, SelectKBest), take one model for "
+            "each class (OneVsRestClassifier), raise memory_budget, or refit from where it stands (warm_start=True, "
+            'solver="newton-cg"), which is the same step from the data itself.'
+        )
+
+
 def take_in(
     state: State,
     tree: Tree,
@@ -124,7 +138,7 @@ def finish(state: State, tree: Tree) -> State:
         lacking = np.flatnonzero(tally.counts == 0)
         if len(lacking) and isinstance(leaf, Classifier):
             raise InvalidData(
-                f"There is no sample of class {leaf.classes[lacking[0]]!r}, so this is not the data that {leaf.name} "
+                f"There is no sample of class {leaf.classes.tolist()[lacking[0]]!r}, so this is not the data that {leaf.name} "
                 "was fitted to."
             )
         try:
@@ -169,6 +183,14 @@ def look_again(state: State, x: Any, advance: Advance) -> State:
     )
 
 
+def anew(state: State, tree: Tree, x: Any, columns: list[np.ndarray], weights: np.ndarray, advance: Advance) -> State:
+    """All sums and constants over these samples, where the model is."""
+    empty = state.with_heads([[head.emptied() for head in heads] for heads in state.heads])
+    empty = replace(empty, tallies=tuple(tally - tally for tally in state.tallies), dropped=False)
+    new = finish(take_in(empty, tree, x, columns, weights, advance, in_place=True), tree)
+    return replace(look_again(new, x, advance), correction=state.correction)
+
+
 def with_slopes_measured(
     state: State, tree: Tree, x: Any, columns: list[np.ndarray], weights: np.ndarray, advance: Advance
 ) -> State:
@@ -197,7 +219,7 @@ def refined(
     steps: int,
     advance: Advance,
 ) -> State:
-    """Steps with the gradient over these samples, as long as it becomes smaller by half."""
+    """Steps with the gradient over these samples, as long as they make it smaller."""
     best = with_slopes_measured(state, tree, x, columns, weights, advance)
     for _ in range(steps):
         stepped = best.with_heads([[head.stepped(best.frame) for head in heads] for heads in best.heads])
@@ -205,7 +227,7 @@ def refined(
         if not _left(found) < _left(best):
             break
         best, before = found, best
-        if _left(best) > _left(before) / 2:
+        if _left(best) > HELPS * _left(before):
             break
     return best
 

@@ -16,7 +16,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ssse.errors import InvalidData, InvalidModel
-from ssse.sklearn.leaves import LEAVES, Classifier, Leaf, Tally, places_of
+from ssse.sklearn.leaves import LEAVES, Classifier, Leaf, Tally, places_of, set_classes
 
 SUPPORTED = (
     "LogisticRegression, RidgeClassifier, Ridge, LinearRegression, SGDClassifier with log loss, LinearSVC with squared "
@@ -118,6 +118,8 @@ class OneVersusRest(Tree):
         table = np.asarray(found.toarray() if sparse.issparse(found) else found)
         if not self._indicators:
             places_of(np.asarray(y).ravel(), self.estimator.classes_)  # the binarizer takes strangers for "none"
+        elif table.shape[1] != len(self.leaves):
+            raise InvalidData(f"y has the shape {np.shape(y)}; it needs a column for each of {len(self.leaves)} labels.")
         return [leaf.codes(column) for leaf, column in zip(self.leaves, table.T, strict=True)]
 
     def staying(self, after: Sequence[Tally]) -> list[bool]:
@@ -126,7 +128,7 @@ class OneVersusRest(Tree):
         stays = [bool(tally.counts[1]) for tally in after]
         if sum(stays) == 1:
             raise InvalidData(
-                f"Only the class {self.estimator.classes_[stays.index(True)]!r} would be left, and scikit-learn fits "
+                f"Only the class {self.estimator.classes_.tolist()[stays.index(True)]!r} would be left, and scikit-learn fits "
                 "no classifier to one class."
             )
         if sum(stays) == 2:  # of two, the second alone
@@ -139,7 +141,7 @@ class OneVersusRest(Tree):
         if None in estimators:
             left = np.array([tally.counts[1] > 0 for tally in after])
             new.label_binarizer_ = copy.deepcopy(self.estimator.label_binarizer_).fit(self.estimator.classes_[left])
-            new.classes_ = new.label_binarizer_.classes_
+            set_classes(new, new.label_binarizer_.classes_)
         return new
 
 
@@ -158,8 +160,8 @@ def tree_of(estimator: Any) -> tuple[Pipeline | None, Tree]:
     if isinstance(estimator, Pipeline):
         if not hasattr(estimator.steps[-1][1], "fit") or estimator.steps[-1][1] == "passthrough":
             raise InvalidModel("The pipeline does not end in an estimator.")
-        inner, tree = tree_of(estimator.steps[-1][1])
-        if inner is not None:
+        _, tree = tree_of(estimator.steps[-1][1])
+        if isinstance(estimator.steps[-1][1], Pipeline):
             raise InvalidModel("A pipeline that ends in a pipeline is not supported: make it one.")
         return (estimator[:-1] if len(estimator.steps) > 1 else None), tree
     if type(estimator) is OneVsRestClassifier:
