@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,11 +43,21 @@ class ErasableLogisticRegression(LogisticRegression):
         Raises:
             Refused: they cannot have been in the training data. The model is then as it was.
         """
-        check_is_fitted(self, "coef_")
-        eraser: Eraser = self._eraser
+        return self._change(lambda eraser: eraser.erase(X, y, sample_weight))
+
+    def refine(
+        self, X: Any, y: Any, sample_weight: Any = None, *, steps: int = 5, curvature: bool = True
+    ) -> ErasableLogisticRegression:
+        """Nearer to the refit, in place, with the samples that remain; see `Eraser.refine`."""
+        return self._change(lambda eraser: eraser.refine(X, y, sample_weight, steps=steps, curvature=curvature))
+
+    def _change(self, how: Callable[[Eraser], Any]) -> ErasableLogisticRegression:
+        check_is_fitted(self, "_eraser")
+        eraser: Eraser = self.__dict__.pop("_eraser")  # the step copies the model, and must not copy the sums along
         eraser.estimator_ = self
         try:
-            self._take_over_coefficients(eraser.erase(X, y, sample_weight))
+            new = how(eraser)
+            self.coef_, self.intercept_, self.classes_ = new.coef_, new.intercept_, new.classes_
         finally:
             self._take_over(eraser)
         return self
@@ -60,12 +71,10 @@ class ErasableLogisticRegression(LogisticRegression):
         groups = classes if isinstance(self.class_weight, str) else 1
         check_memory([((features + bool(self.fit_intercept)) * max(classes - 1, 1), groups)], None)
 
-    def _take_over_coefficients(self, new: Any) -> None:
-        self.coef_, self.intercept_, self.classes_ = new.coef_, new.intercept_, new.classes_
-
     def _take_over(self, eraser: Eraser) -> None:
         """The eraser's account, without the eraser's own copy of the model."""
         self.n_erased_, self.epsilon_, self.leverage_ = eraser.n_erased_, eraser.epsilon_, eraser.leverage_
-        self.outcome_ = eraser.outcome_
+        if hasattr(eraser, "outcome_"):
+            self.outcome_ = eraser.outcome_
         eraser.estimator = eraser.estimator_ = None
         self._eraser = eraser

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy import sparse
 from sklearn.base import BaseEstimator, MetaEstimatorMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
@@ -18,7 +19,7 @@ from ssse.progress import bar
 from ssse.sklearn.frame import Frame
 from ssse.sklearn.leaves import Classifier, Tally
 from ssse.sklearn.outcome import Outcome, reasons_for_caution
-from ssse.sklearn.state import State, anew, check_memory, finish, look_again, mean_losses, refined, take_in
+from ssse.sklearn.state import State, check_memory, finish, look_again, mean_losses, refined, take_in
 from ssse.sklearn.tree import Tree, tree_of
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         estimator_: the current estimator. n_erased_: samples erased so far.
         epsilon_: its coefficients are no further than this from those at the minimum over the remaining samples;
             infinite where nothing is proved. leverage_: the largest leverage of the last request.
-        outcome_: the last request's `Outcome`.
+        outcome_: the last request's `Outcome`; there is none before the first.
     """
 
     def __init__(
@@ -132,8 +133,8 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
 
         Args:
             steps: at most so many.
-            curvature: also take the curvature anew, where the model is then. That costs as much as `fit`; it makes
-                `epsilon_` far smaller, and the requests to come start as from a fresh fit.
+            curvature: also take the curvature anew, when steps become slow and at the end. Each time costs as much as
+                `fit`; it makes `epsilon_` far smaller, and the requests to come start as from a fresh fit.
         Raises:
             InvalidData: this is not what remains, by the number of samples of each class.
         """
@@ -150,19 +151,15 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
                     "exactly the training data without what was erased."
                 )
         with bar("refining", (steps + 1 + 2 * curvature) * x.shape[0], self.progress) as advance:
-            state = refined(state, tree, x, columns, weights, steps, advance)
-            if curvature:
-                state = anew(state, tree, x, columns, weights, advance)
+            new = refined(state, tree, x, columns, weights, steps, advance, curvature=curvature)
         written = [
-            leaf.write(heads, state.frame, tally)
-            for leaf, heads, tally in zip(tree.leaves, state.heads, state.tallies, strict=True)
+            leaf.write(heads, new.frame, tally)
+            for leaf, heads, tally in zip(tree.leaves, new.heads, new.tallies, strict=True)
         ]
-        inner = tree.write([estimator for estimator, _ in written], state.tallies)
+        inner = tree.write([estimator for estimator, _ in written], new.tallies)
         whole = _whole(self.estimator_, inner)
-        outcome, leverage = self.outcome_, self.leverage_
-        self._set(whole, state)
-        self.epsilon_ += math.hypot(*(lost for _, lost in written))
-        self.outcome_, self.leverage_ = outcome, leverage
+        lost = math.hypot(*(lost for _, lost in written))
+        self._set(whole, new, self._refined_outcome(state, new, lost, transformers is not None))
         return whole
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -245,15 +242,43 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
             loss_after=losses[1],
         )
 
-    def _refusal(self, state: State, k: int, why: str) -> Outcome:
-        streaming = state.erased > 0 and self.policy == "rebase" and not state.exact
-        hint = (
-            " Since requests were answered from this curvature, its samples have moved from those stored: fit the "
-            'eraser again on what remains, or use policy="joint".' * streaming
+    def _refined_outcome(self, old: State, new: State, lost: float, transformed: bool) -> Outcome:
+        """The last request's, as it stands now."""
+        known = getattr(self, "outcome_", None)
+        if known is None:
+            known = Outcome("ok", (), (), 0, new.samples, new.erased, self.policy, exact=new.exact)
+        moved = float(np.linalg.norm(new.parameters() - old.parameters()))
+        epsilon, step = new.distance + lost, known.step_norm or moved
+        reasons = reasons_for_caution(
+            exact=new.exact,
+            bounded=new.bounded,
+            epsilon=epsilon,
+            step=step,
+            correction=0.0,  # by now it is at the minimum of what remains
+            dropped=new.dropped,
+            transformed=transformed,
         )
-        reason = (
-            f"Without these samples the step cannot be taken: {why}. They were not in the training data in this form, "
-            f"or the rest does not determine the model.{hint}"
+        return replace(
+            known,
+            verdict="caution" if reasons else "ok",
+            reasons=tuple(reasons),
+            notes=(*_notes(self.policy, new.exact), f"Refined with the {new.samples} samples that remain."),
+            epsilon=epsilon,
+            gradient=new.gradient,
+            loss_after=None,
+        )
+
+    def _refusal(self, state: State, k: int, why: str) -> Outcome:
+        reason = f"Without these samples the step cannot be taken: {why}. "
+        if state.erased and self.policy == "rebase" and not state.exact:
+            reason += (
+                "The model has moved since its curvature was taken, and its samples with it: fit the eraser again on "
+                'what remains, refine, or use policy="joint". If it is not that, they '
+            )
+        else:
+            reason += "They "
+        reason += (
+            "were not in the training data in this form, are erased already, or the rest does not determine a model."
         )
         return Outcome("refused", (reason,), (), k, state.samples, state.erased, self.policy)
 
@@ -277,6 +302,8 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
     def _read(
         self, transformers: Pipeline | None, tree: Tree, X: Any, y: Any, sample_weight: Any
     ) -> tuple[Any, list[np.ndarray], np.ndarray]:
+        if transformers is None and getattr(X, "ndim", 2) == 1 and not sparse.issparse(X):  # texts come as a list
+            raise InvalidData("X must be a table, one row for each sample: X[[5]], table.loc[[5]], not X[5].")
         if transformers is not None:
             try:
                 X = transformers.transform(X)
@@ -313,7 +340,11 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
             raise InvalidSetting(f"policy must be one of {', '.join(POLICIES)}, not {self.policy!r}.")
 
     def _set(self, estimator: Any, state: State, outcome: Outcome | None = None) -> None:
-        self.estimator_, self.state_, self.outcome_ = estimator, state, outcome
+        self.estimator_, self.state_ = estimator, state
+        if outcome is not None:
+            self.outcome_ = outcome
+        else:
+            self.__dict__.pop("outcome_", None)
         self.n_erased_ = state.erased
         self.epsilon_ = state.distance if outcome is None else outcome.epsilon
         self.leverage_ = 0.0 if outcome is None else outcome.leverage_max

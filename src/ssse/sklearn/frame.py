@@ -30,13 +30,13 @@ class Frame:
         some = x[::step]
         if sparse.issparse(some):
             square = np.asarray(some.multiply(some).mean(axis=0), dtype=np.float64).ravel()
-            return cls(np.zeros(x.shape[1]), _power_of_two(np.sqrt(square)), intercept)
+            return cls(np.zeros(x.shape[1]), power_of_two(np.sqrt(square)), intercept)
         some = np.asarray(some, dtype=np.float64)
         mean = some.mean(axis=0)
         if not (intercept and movable):
-            return cls(np.zeros(x.shape[1]), _power_of_two(np.sqrt((some**2).mean(axis=0))), intercept)
+            return cls(np.zeros(x.shape[1]), power_of_two(np.sqrt((some**2).mean(axis=0))), intercept)
         spread = some.std(axis=0)
-        scale = _power_of_two(np.where(spread > 1e-9 * np.abs(mean), spread, np.abs(mean)))
+        scale = power_of_two(np.where(spread > 1e-9 * np.abs(mean), spread, np.abs(mean)))
         return cls(scale * np.round(mean / scale), scale, intercept)
 
     @property
@@ -103,9 +103,10 @@ class Frame:
         return out
 
 
-def _power_of_two(value: np.ndarray) -> np.ndarray:
+def power_of_two(value: np.ndarray, above: bool = False) -> np.ndarray:
+    """The nearest, or the next one `above`; 1 where there is none."""
     known = np.where(np.isfinite(value) & (value > 0), value, 1.0)
-    return np.exp2(np.clip(np.round(np.log2(known)), -500, 500))
+    return np.exp2(np.clip((np.ceil if above else np.round)(np.log2(known)), -500, 500))
 
 
 def largest_eigenvalue(symmetric: np.ndarray) -> float:

@@ -13,17 +13,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.linalg import eigh, get_lapack_funcs
+from scipy.linalg import eigh, get_blas_funcs, get_lapack_funcs
 from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
 from ssse.errors import NotPositiveDefinite, PrecisionLost
 from ssse.sklearn.bound import Bound, coarse
-from ssse.sklearn.frame import Frame
+from ssse.sklearn.frame import Frame, power_of_two
 from ssse.sklearn.losses import Logistic, Loss, Softmax
 
-DIRECT = 1 / 3  # rows over parameters, from which on a new factor is cheaper than changing the inverse
+DIRECT = 1.0  # rows over parameters, from which on a new factor is cheaper than changing the inverse
 NEARLY_ALL = 0.9999  # of leverage, from which on changing the inverse loses too many digits to see what is singular
+ROUNDING = 1e-11  # of a sum of squares, that subtracting some of them again may leave
 SMALL = 100  # parameters up to which eigenvalues are computed at once
+PLACES = 4  # last places that a sum may be off
 LEAST_CONDITION = 1e-14  # reciprocal; below, the data does not determine the parameters
 
 
@@ -43,34 +45,36 @@ class Labels:
 class Sums:
     """Of each group: slopes (size, columns), curvatures (size, size); or, of few samples, rows whose squares those are.
 
-    `largest`: max ‖x̃ᵢ‖² of all samples.
+    `largest`: max ‖x̃ᵢ‖² of all samples. `energy`: Σ sᵢ‖∂ℓᵢ/∂z‖² of all there ever were.
     """
 
     slopes: tuple[np.ndarray, ...]
     grams: tuple[np.ndarray, ...] = ()
     rows: tuple[np.ndarray, ...] = ()
     largest: float = 0.0
+    energy: float = 0.0
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(
             tuple(mine + theirs for mine, theirs in zip(self.slopes, other.slopes, strict=True)),
             tuple(mine + theirs for mine, theirs in zip(self.grams, other.grams, strict=True)),
             largest=max(self.largest, other.largest),
+            energy=self.energy + other.energy,
         )
 
     def take_in(self, other: Sums) -> Sums:
         """The same in place, for sums that nobody else holds."""
         for mine, theirs in zip((*self.slopes, *self.grams), (*other.slopes, *other.grams), strict=True):
             mine += theirs
-        return replace(self, largest=max(self.largest, other.largest))
+        return replace(self, largest=max(self.largest, other.largest), energy=self.energy + other.energy)
 
     def __sub__(self, other: Sums) -> Sums:
-        taken = other.grams or tuple(rows.T @ rows for rows in other.rows)
-        return Sums(
-            tuple(mine - theirs for mine, theirs in zip(self.slopes, other.slopes, strict=True)),
-            tuple(mine - theirs for mine, theirs in zip(self.grams, taken, strict=True)),
-            largest=self.largest,
-        )
+        if other.grams:
+            grams = tuple(mine - theirs for mine, theirs in zip(self.grams, other.grams, strict=True))
+        else:
+            grams = tuple(plus_squares(mine, rows, -1.0) for mine, rows in zip(self.grams, other.rows, strict=True))
+        slopes = tuple(mine - theirs for mine, theirs in zip(self.slopes, other.slopes, strict=True))
+        return Sums(slopes, grams, largest=self.largest)
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class Head:
         theta: where the model is, shape (size, columns). anchor: where slopes and curvatures are taken.
         ridge: the penalty's diagonal, of one sample if `per_sample` (it then grows with their number).
         weights: w_g in force. inverse: M⁻¹, of M = Σ w_g grams + ridge; None while samples are still coming in.
+        peak: of M's diagonal, the largest there ever was; what the sums lost by rounding goes by it.
         bound: how far all this can be from the truth.
     """
 
@@ -93,6 +98,7 @@ class Head:
     weights: tuple[float, ...] = (1.0,)
     samples: int = 0
     inverse: np.ndarray | None = None
+    peak: np.ndarray | None = None
     bound: Bound = field(default_factory=Bound)
 
     @classmethod
@@ -120,18 +126,20 @@ class Head:
     def measure(self, design: np.ndarray, labels: Labels, few: bool = False) -> Sums:
         """The sums of some samples, at the anchor; `few`: as rows."""
         z = self.scores(design, self.anchor)
-        slopes, grams, rows = [], [], []
+        slopes, grams, rows, energy = [], [], [], 0.0
         for group in range(self.groups):
             mine = labels.of(group)
             x, s = design[mine], labels.weights[mine]
-            slopes.append(self.loss.slope(x, self.loss.residuals(z[mine], labels.values[mine]), s))
+            residuals = self.loss.residuals(z[mine], labels.values[mine])
+            slopes.append(self.loss.slope(x, residuals, s))
+            energy += float(s @ (residuals**2).sum(axis=1))
             curvatures = self.loss.curvatures(z[mine], labels.values[mine])
             if few:
                 rows.append(self.loss.rows(x, curvatures, s))
             else:
                 grams.append(self.loss.gram(x, curvatures, s))
         largest = coarse(float(np.einsum("ij,ij->i", design, design).max(initial=0.0)))
-        return Sums(tuple(slopes), tuple(grams), tuple(rows), largest)
+        return Sums(tuple(slopes), tuple(grams), tuple(rows), largest, energy)
 
     def slopes_at(self, design: np.ndarray, labels: Labels) -> list[np.ndarray]:
         """Of each group, where the model is."""
@@ -166,9 +174,7 @@ class Head:
 
     def matrix(self) -> np.ndarray:
         """M = Σ w_g grams + ridge."""
-        out = self.weights[0] * self.sums.grams[0]
-        for weight, gram in zip(self.weights[1:], self.sums.grams[1:], strict=True):
-            out += weight * gram
+        out = self._data().copy()
         out[np.diag_indices_from(out)] += self.penalty(self.samples)
         return out
 
@@ -192,8 +198,10 @@ class Head:
         matrix = head.matrix()
         inverse = invert(matrix)
         bound = Bound.at_fit(head.loss, frame, matrix, inverse, head.sums.largest, None)
+        head = replace(head, inverse=inverse, peak=power_of_two(np.diagonal(matrix), above=True))
         gradient = head.gradient()
-        return replace(head, inverse=inverse, bound=replace(bound, left=_length(gradient, inverse @ gradient)))
+        left = _length(gradient, inverse @ gradient) + _rounding(head, head.theta)
+        return replace(head, bound=replace(bound, left=left))
 
     def reaching(self, squared: float) -> Head:
         """With the exact reach of a step, for which the samples were looked at a second time."""
@@ -210,19 +218,23 @@ class Head:
         assert self.inverse is not None
         after = replace(self, sums=self.sums - taken, weights=tuple(weights), samples=samples)
         same = after.weights == self.weights and not self.per_sample
-        if same and taken.rows:
-            inverse, leverage = _downdate(self.inverse, self._weighted(taken.rows))
+        rows = self._weighted(taken.rows) if taken.rows else None
+        if same and rows is not None:
+            inverse, leverage = _downdate(self.inverse, rows)
             _check_leverage(leverage)
             if leverage > NEARLY_ALL:
-                inverse = invert(after.matrix())
+                inverse = invert(after.matrix(), self.peak)
         else:
             leverage = self._leverage(taken)
             _check_leverage(leverage)
-            inverse = invert(after.matrix())
+            inverse = invert(after.matrix(), self.peak)
         growth = 1 / (1 - leverage) / self._lightest(after)
         heavier = max(new / old for new, old in zip(after.weights, self.weights, strict=True))
         bound = self.bound.without(leverage, growth, heavier, anew=not (same and taken.rows))
-        return replace(after, inverse=inverse, bound=bound)._settled(frame, joint), leverage
+        peak = None if self.peak is None else self.peak * max(heavier, 1.0)
+        after = replace(after, inverse=inverse, bound=bound, peak=peak)
+        after._check_curvature(self._data(), inverse if rows is None else rows @ inverse)
+        return after._settled(frame, joint), leverage
 
     def without_classes(
         self, taken: Sums, stays: np.ndarray, frame: Frame, weights: Sequence[float], samples: int, *, joint: bool
@@ -234,6 +246,32 @@ class Head:
         after = replace(after, weights=tuple(weights), samples=samples)
         after = replace(after, inverse=invert(after.matrix()))
         return after._settled(frame, joint), leverage
+
+    def _check_curvature(self, before: np.ndarray, directions: np.ndarray) -> None:
+        """What stays must have no negative curvature, which the penalty would hide: along every feature and these.
+
+        A sample that is taken out twice, or never was there, leaves one where no other sample has its kind. Where
+        samples were subtracted at another θ than they were added at, `drift` says how much may be due to that.
+        """
+        if not self.bound.known or self.bound.drift >= 1:  # nothing is known of it
+            return
+        diagonal = np.abs(np.diag(before)) if self.peak is None else self.peak
+        data, penalty = self._data(), self.penalty(self.samples)
+        squares = directions**2
+        found = np.append(np.diag(data), np.einsum("ij,ij->i", directions @ data, directions))
+        rounding = ROUNDING * np.append(diagonal, squares @ diagonal)
+        whole = np.abs(found + np.append(penalty, squares @ penalty))
+        if np.any(found < -rounding - self.bound.drift * whole):
+            raise NotPositiveDefinite("what stays would have negative curvature (were they erased before?)")
+
+    def _data(self) -> np.ndarray:
+        """The curvature of the samples, without the penalty."""
+        if self.weights == (1.0,):
+            return self.sums.grams[0]
+        out = self.weights[0] * self.sums.grams[0]
+        for weight, gram in zip(self.weights[1:], self.sums.grams[1:], strict=True):
+            out = out + weight * gram
+        return out
 
     def only_columns(self, columns: np.ndarray) -> Head:
         """Of outputs that share their curvature, some."""
@@ -321,7 +359,7 @@ def narrowed(head: Head, stays: np.ndarray, intercept: bool) -> Head:
     weights = tuple(head.weights[g] for g in kept)
     narrow = replace(
         head, loss=Softmax(len(stays)), theta=theta, anchor=anchor, ridge=ridge, sums=sums, weights=weights,
-        inverse=None, bound=Bound.none(),
+        inverse=None, peak=None, bound=Bound.none(),
     )  # fmt: skip
     return _as_difference(narrow) if len(stays) == 2 else narrow
 
@@ -346,8 +384,15 @@ def _check_leverage(leverage: float) -> None:
         )
 
 
-def invert(matrix: np.ndarray) -> np.ndarray:
-    """By Cholesky; refuses what the data does not determine."""
+def invert(matrix: np.ndarray, peak: np.ndarray | None = None) -> np.ndarray:
+    """By Cholesky; refuses what the data does not determine.
+
+    Which is judged where the diagonal is 1, or once was 1 (`peak`): a feature that is small beside its penalty is well
+    determined, and one whose samples all went is not.
+    """
+    root = power_of_two(np.sqrt(np.diagonal(matrix).clip(0) if peak is None else peak))
+    matrix = matrix / root
+    matrix /= root[:, None]
     potrf, pocon, potri = get_lapack_funcs(("potrf", "pocon", "potri"), (matrix,))
     factor, info = potrf(matrix, lower=1)
     if info > 0:
@@ -358,7 +403,18 @@ def invert(matrix: np.ndarray) -> np.ndarray:
             f"the samples hardly determine the coefficients: the reciprocal condition number is {condition:.1e}"
         )
     inverse, _ = potri(factor, lower=1)
-    return np.tril(inverse) + np.tril(inverse, -1).T
+    inverse = np.tril(inverse) + np.tril(inverse, -1).T
+    inverse /= root
+    inverse /= root[:, None]
+    return inverse
+
+
+def plus_squares(matrix: np.ndarray, rows: np.ndarray, factor: float = 1.0) -> np.ndarray:
+    """matrix + factor·RᵀR of a symmetric matrix, in one pass over it: numpy would make two more."""
+    if not len(rows):
+        return matrix
+    (gemm,) = get_blas_funcs(("gemm",), (matrix,))
+    return gemm(factor, rows.T, rows.T, trans_b=True, beta=1.0, c=matrix.T).T
 
 
 def _downdate(inverse: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, float]:
@@ -371,7 +427,7 @@ def _downdate(inverse: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, float]
     if not top < 1:
         return inverse, top
     turned = (vectors / np.sqrt(1 - values)).T @ half
-    return inverse + turned.T @ turned, max(top, 0.0)
+    return plus_squares(inverse, turned), max(top, 0.0)
 
 
 def _top(symmetric: np.ndarray) -> float:
@@ -399,5 +455,12 @@ def _length(vector: np.ndarray, image: np.ndarray) -> float:
 
 
 def _rounding(head: Head, theta: np.ndarray) -> float:
-    """What sums of that size cannot tell, in the norm of M⁻¹: ‖θ‖_M in the last place, for each parameter once."""
-    return float(np.finfo(np.float64).eps * len(theta) * _length(theta, head.times(theta)))
+    """What the sums cannot tell, in the norm of M⁻¹.
+
+    An entry ij of a sum is off by some last places of √(p_i p_j), p the diagonal when it was largest: where samples
+    that outweighed all others were subtracted, that may be much of what is left.
+    """
+    assert head.inverse is not None
+    peak = head.peak if head.peak is not None else np.diagonal(head.matrix())
+    inside = np.sqrt(max(head.weights) * head.sums.energy + (peak[:, None] * theta**2).sum())
+    return float(PLACES * np.finfo(np.float64).eps * inside * np.sqrt(peak * np.diagonal(head.inverse)).sum())

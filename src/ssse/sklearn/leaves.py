@@ -261,9 +261,9 @@ class Classifier(Leaf):
     ) -> list[tuple[Head, float]]:
         stays = after.present
         if len(stays) < 2:
+            (left,) = self.classes[stays].tolist()
             raise InvalidData(
-                f"Only the class {self.classes[stays].tolist()[0]!r} would be left, and scikit-learn fits no {self.name} to one "
-                "class."
+                f"Only the class {left!r} would be left, and scikit-learn fits no {self.name} to one class."
             )
         if len(stays) == len(self.classes):
             return super().erase(heads, design, codes, weights, before, after, frame, joint)

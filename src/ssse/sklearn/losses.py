@@ -176,12 +176,12 @@ class Softmax(Loss):
     def reach(self, design: np.ndarray, inverse: np.ndarray) -> float:
         width, b = design.shape[1], self.basis
         inner = self.classes - 1
-        blocks = inverse.reshape(width, inner * width * inner)
+        blocks = inverse.reshape(width, inner, width, inner).transpose(0, 1, 3, 2).reshape(width, -1)
         largest, step = 0.0, max(1, (1 << 23) // (inner * inner * width))
         for first in range(0, len(design), step):
             some = design[first : first + step]
-            half = (some @ blocks).reshape(len(some), inner, width, inner)
-            pairs = b @ np.einsum("ijbl,ib->ijl", half, some, optimize=True) @ b.T
+            half = (some @ blocks).reshape(len(some), inner * inner, width)
+            pairs = b @ (half @ some[:, :, None]).reshape(len(some), inner, inner) @ b.T
             own = np.einsum("ijj->ij", pairs)
             largest = max(largest, float((own[:, :, None] + own[:, None, :] - 2 * pairs).max()))
         return largest

@@ -137,9 +137,9 @@ def finish(state: State, tree: Tree) -> State:
     for leaf, group, tally in zip(tree.leaves, state.heads, state.tallies, strict=True):
         lacking = np.flatnonzero(tally.counts == 0)
         if len(lacking) and isinstance(leaf, Classifier):
+            lacked = leaf.classes.tolist()[lacking[0]]
             raise InvalidData(
-                f"There is no sample of class {leaf.classes.tolist()[lacking[0]]!r}, so this is not the data that {leaf.name} "
-                "was fitted to."
+                f"There is no sample of class {lacked!r}, so this is not the data that {leaf.name} was fitted to."
             )
         try:
             heads.append(
@@ -218,18 +218,23 @@ def refined(
     weights: np.ndarray,
     steps: int,
     advance: Advance,
+    *,
+    curvature: bool,
 ) -> State:
-    """Steps with the gradient over these samples, as long as they make it smaller."""
-    best = with_slopes_measured(state, tree, x, columns, weights, advance)
+    """Steps with the gradient over these samples; with a new curvature where the old one is too far away to help."""
+    samples = (x, columns, weights, advance)
+    best, fresh = with_slopes_measured(state, tree, *samples), False
     for _ in range(steps):
         stepped = best.with_heads([[head.stepped(best.frame) for head in heads] for heads in best.heads])
-        found = with_slopes_measured(stepped, tree, x, columns, weights, advance)
-        if not _left(found) < _left(best):
+        found = with_slopes_measured(stepped, tree, *samples)
+        better, slow = _left(found) < _left(best), _left(found) > _left(best) / 2
+        best = found if better else best
+        if slow and (fresh or not curvature):
             break
-        best, before = found, best
-        if _left(best) > HELPS * _left(before):
-            break
-    return best
+        fresh = slow
+        if slow:
+            best = anew(best, tree, *samples)
+    return anew(best, tree, *samples) if curvature and not fresh else best
 
 
 def _left(state: State) -> float:

@@ -100,7 +100,8 @@ def _take_in(hasher: Any, thing: Any) -> None:
     if isinstance(thing, np.ndarray) and thing.dtype != object:
         hasher.update(f"{thing.dtype}{thing.shape}".encode() + np.ascontiguousarray(thing).tobytes())
     elif sparse.issparse(thing):
-        _take_in(hasher, [thing.shape, thing.tocsr().data, thing.tocsr().indices, thing.tocsr().indptr])
+        rows: Any = sparse.csr_array(thing)
+        _take_in(hasher, [rows.shape, rows.data, rows.indices, rows.indptr])
     elif isinstance(thing, dict):
         _take_in(hasher, [part for key in sorted(thing, key=repr) for part in (key, thing[key])])
     elif isinstance(thing, list | tuple | np.ndarray):
@@ -130,6 +131,8 @@ def _describe(head: Head, name: str, arrays: dict[str, np.ndarray]) -> dict[str,
         arrays |= {f"{name}.slope.{g}": slope, f"{name}.gram.{g}": gram}
     if head.inverse is not None:
         arrays[f"{name}.inverse"] = head.inverse
+    if head.peak is not None:
+        arrays[f"{name}.peak"] = head.peak
     return {
         "loss": head.loss.name,
         "classes": head.loss.classes if isinstance(head.loss, Softmax) else 0,
@@ -137,6 +140,7 @@ def _describe(head: Head, name: str, arrays: dict[str, np.ndarray]) -> dict[str,
         "weights": list(head.weights),
         "samples": head.samples,
         "largest": head.sums.largest,
+        "energy": head.sums.energy,
         "bound": {key: _finite(value) for key, value in asdict(head.bound).items()},
     }
 
@@ -170,12 +174,14 @@ def _head(one: dict[str, Any], name: str, arrays: dict[str, np.ndarray]) -> Head
             tuple(arrays[f"{name}.slope.{g}"] for g in groups),
             tuple(arrays[f"{name}.gram.{g}"] for g in groups),
             largest=one["largest"],
+            energy=one["energy"],
         ),
         per_sample=one["per_sample"],
         weights=tuple(one["weights"]),
         samples=one["samples"],
         anchor=arrays.get(f"{name}.anchor", arrays[f"{name}.theta"]),
         inverse=arrays.get(f"{name}.inverse"),
+        peak=arrays.get(f"{name}.peak"),
         bound=_bound(one["bound"]),
     )
 

@@ -76,7 +76,10 @@ class SeveralOutputs(Tree):
 
     def columns(self, y: Any) -> list[np.ndarray]:
         table = y.toarray() if sparse.issparse(y) else y
-        shape = np.shape(table)
+        try:
+            shape = np.shape(table)
+        except ValueError as error:
+            raise InvalidData(f"y: {error}") from error
         if len(shape) != 2 or shape[1] != len(self.leaves):
             raise InvalidData(f"y has the shape {shape}; it needs a column for each of {len(self.leaves)} outputs.")
         if hasattr(table, "iloc"):  # a frame, whose columns may be of different kinds
@@ -119,18 +122,18 @@ class OneVersusRest(Tree):
         if not self._indicators:
             places_of(np.asarray(y).ravel(), self.estimator.classes_)  # the binarizer takes strangers for "none"
         elif table.shape[1] != len(self.leaves):
-            raise InvalidData(f"y has the shape {np.shape(y)}; it needs a column for each of {len(self.leaves)} labels.")
+            raise InvalidData(f"y has {table.shape[1]} columns, the estimator {len(self.leaves)} labels.")
         return [leaf.codes(column) for leaf, column in zip(self.leaves, table.T, strict=True)]
 
     def staying(self, after: Sequence[Tally]) -> list[bool]:
-        if self._indicators or len(after) == 1:
+        if self._indicators:
             return [True] * len(after)
-        stays = [bool(tally.counts[1]) for tally in after]
+        stays = [bool(count) for count in after[0].counts] if len(after) == 1 else [bool(t.counts[1]) for t in after]
         if sum(stays) == 1:
-            raise InvalidData(
-                f"Only the class {self.estimator.classes_.tolist()[stays.index(True)]!r} would be left, and scikit-learn fits "
-                "no classifier to one class."
-            )
+            left = self.estimator.classes_.tolist()[stays.index(True)]
+            raise InvalidData(f"Only the class {left!r} would be left, and scikit-learn fits no model to one class.")
+        if len(after) == 1:
+            return [True]
         if sum(stays) == 2:  # of two, the second alone
             stays[stays.index(True)] = False
         return stays
