@@ -27,14 +27,16 @@ import torch
 from safetensors.torch import save_file
 
 from ssse import files, store
-from ssse.intake import weights
+from ssse.intake import skops_files, weights
 from ssse.workspace import database, folder, holding, ledger, lock, membership, pages, seal
 from ssse.workspace.api import Workspace
 from tests import workspaces
 
 WATCHED = {
     module.__file__
-    for module in (database, files, folder, holding, ledger, lock, membership, pages, seal, store, weights)
+    for module in (
+        *(database, files, folder, holding, ledger, lock, membership, pages, seal, skops_files, store, weights),
+    )
 }
 EPOCH = "1750000000"  # the same times in every run
 FORGET = [3, 11]
@@ -50,6 +52,7 @@ class Operation:
     prepare: Callable[[Workspace], object] = lambda workspace: None
     options: dict[str, Any] = field(default_factory=dict)
     fit: bool = True
+    make: Callable[..., workspaces.Made] = workspaces.make
 
 
 def erase(workspace: Workspace) -> None:
@@ -96,6 +99,11 @@ OPERATIONS = {
     "erase and keep": Operation("erased", erase, erase_another, options=KEPT),
     "calibrate": Operation("calibrated", calibrate, retrain),
     "report": Operation("", report, report_before),
+    "fit estimator": Operation("fitted", Workspace.fit, fit=False, make=workspaces.make_estimator),
+    "erase estimator": Operation("erased", erase, make=workspaces.make_estimator),
+    "erase estimator and keep": Operation(
+        "erased", erase, erase_another, options={**KEPT, "erase__policy": "joint"}, make=workspaces.make_estimator
+    ),
 }
 
 
@@ -108,7 +116,7 @@ class Bench:
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        made = workspaces.make(self.home, fit=self.operation.fit, n=N, p=P, **self.operation.options)
+        made = self.operation.make(self.home, fit=self.operation.fit, n=N, p=P, **self.operation.options)
         self.operation.prepare(made.workspace)
         self.pristine, self.trial = made.path, self.home / "trial"  # beside each other: both see ../train.npz
         self.start()
@@ -128,7 +136,8 @@ class Bench:
         return [without({**entry, "hash": "", "previous": "", "time": ""}, "seconds") for entry in found]
 
     def weights(self) -> bytes:
-        return (self.trial / "current" / "weights.safetensors").read_bytes()
+        current = self.trial / "current"
+        return next(path for path in current.iterdir() if path.is_file()).read_bytes()
 
     def essence(self) -> Any:
         found = workspaces.snapshot(self.trial)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from ssse.cli import app
 from ssse.errors import InvalidSetting
-from ssse.workspace import answering
+from ssse.workspace import of_modules
 from ssse.workspace.lock import locked
 from tests import workspaces
 from tests.asking import call, call_error, call_json, init
@@ -249,7 +249,7 @@ def test_a_request_that_could_not_be_finished_waits(made, monkeypatch, error, co
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(answering, "erase", fail)
+        patch.setattr(of_modules, "erase", fail)
         text, complaint = call("erase", made.path, "--request", "a", "--ids", "s1,s2", "--json", code=code)
     assert complaint.startswith(says)
     assert complaint.count("\n") == 1

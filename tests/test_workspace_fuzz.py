@@ -65,6 +65,8 @@ KEYS = [f"{s}.{k}" for s, f in Settings.model_fields.items() for k in f.annotati
 TRICKY = {  # values that have the right type and no meaning, or an odd one
     "model.factory": [
         "torch.nn:Linear",
+        "sklearn.linear_model:Ridge",
+        "sklearn.",
         "sys:exit",
         "json:dumps",
         "nowhere:at_all",

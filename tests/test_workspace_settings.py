@@ -111,7 +111,7 @@ OPTIONS = {  # of each command: the option, what is given, the key, what it mean
 BROKEN = {
     "no-toml": (b"[model\n", "is not TOML"),
     "not-text": (b"\xff\xfe[", "is not UTF-8"),
-    "empty": (b"", "lacks the setting 'model'"),
+    "empty": (b"", "lacks the setting 'data'"),
     "deep": (b"a = " + b"[" * 4000, "is not TOML"),
     "digits": (b"a = " + b"9" * 5000, "is not TOML"),
     "no-section": (b'fit = 3\nmodel = {factory = "a:b"}\ndata = {train = "t"}', "'fit' is 3, and should be"),

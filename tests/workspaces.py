@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import skops.io
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 from ssse.workspace import settings as toml
@@ -96,6 +98,19 @@ def make(home: Path, *, fit: bool = True, n: int = 40, p: int = 4, c: int = 3, *
         }
     )
     workspace, _ = Workspace.init(home / "ws", settings, home / "w.safetensors")
+    if fit:
+        workspace.fit()
+    return Made(home, workspace, x, y)
+
+
+def make_estimator(home: Path, *, fit: bool = True, n: int = 40, p: int = 4, c: int = 3, **options: Any) -> Made:
+    """The same of a scikit-learn model in model.skops."""
+    x, y = files(home, n, p, c)
+    model = LogisticRegression(C=1.0, tol=1e-10, max_iter=1000).fit(x.numpy(), y.numpy())
+    skops.io.dump(model, home / "model.skops")
+    named = {name.replace("__", "."): value for name, value in options.items()}
+    settings = {"data.train": "../train.npz", "data.test": "../test.npz", **named}
+    workspace, _ = Workspace.init(home / "ws", settings, home / "model.skops")
     if fit:
         workspace.fit()
     return Made(home, workspace, x, y)

@@ -168,9 +168,10 @@ def _wide_scale(ax: Axes, evaluation: Evaluation, measures: list[Any]) -> None:
     shown = [evaluation[name, key] for name in evaluation.models for key in keys]
     positive = [v for v in (*shown, *(evaluation.floors.get(key) for key in keys)) if v is not None and v > 0]
     lowest = 10.0 ** np.floor(np.log10(np.clip(min(positive, default=1e-3), 1e-6, 1.0)))
+    highest = max(lowest, max(positive, default=1.0))  # gaps may be of rounding alone
     ax.set_xscale("symlog", linthresh=lowest)
-    ax.set_xlim(-0.3 * lowest, 2 * max(positive, default=1.0))
-    decades = 10.0 ** np.arange(np.log10(lowest), np.log10(max(positive, default=1.0)) + 1)
+    ax.set_xlim(-0.3 * lowest, 2 * highest)
+    decades = 10.0 ** np.arange(np.log10(lowest), np.log10(highest) + 1)
     ax.set_xticks([0, *decades[:: -(-len(decades) // 4)]])
 
 

@@ -10,6 +10,7 @@ import typer
 
 from ssse.cli.frame import DAMAGED, Screen, counted, failures_in_one_line, in_one_line
 from ssse.cli.options import STOPPED, Forget, Json, NoWait, Quiet, Set, Verbose, Where, given, only
+from ssse.cli.telling import distance
 from ssse.errors import InvalidSetting
 
 if TYPE_CHECKING:
@@ -164,6 +165,8 @@ def about(entry: Entry) -> str:
         case "configured":
             return ", ".join(f"{key}: {old} → {new}" for key, (old, new) in found["changes"].items())
         case "fitted":
+            if "correction" in found:
+                return f"n = {found['n']:,}, sums over the samples, loss {found['loss']}"
             return f"n = {found['n']:,}, {found['structure']}, {found['rows']} rows, λ = {found['damping']:.3g}"
         case "calibrated":
             return f"ε = {found['scale']:.4g}, λ = {found['damping']:.3g}, by {found['method']}"
@@ -171,6 +174,8 @@ def about(entry: Entry) -> str:
             already = sum(found["already"].values())
             return counted(found["asked"], "sample") + (f", {already} of them erased already" if already else "")
         case "erased":
+            if "epsilon" in found:
+                return f"k = {found['k']}, distance from a refit: {distance(found)}; verdict {found['verdict']}"
             return f"k = {found['k']}, ε = {found['scale']:.4g}; verdict {found['verdict']}"
         case "sealed":
             same = found["old_weights"] == found["old_curvature"]

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ssse.cli import telling
 from ssse.cli.frame import REFUSED, Screen, counted, facts, failures_in_one_line
 from ssse.cli.options import (
     STOPPED,
@@ -36,10 +37,13 @@ Damping = Annotated[float | None, typer.Option(help="λ; the weight decay if not
 
 def init(
     workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="A folder that does not exist yet.")],
-    model: Annotated[
-        str, typer.Option(metavar="PKG.MODULE:FACTORY", help="Makes the model; its weights are loaded afterwards.")
+    weights: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Safetensors, or a .pt state dict of tensors alone; of scikit-learn .skops, or arrays in .npz.",
+        ),
     ],
-    weights: Annotated[Path, typer.Option(metavar="FILE", help="Safetensors, or a .pt state dict of tensors alone.")],
     data: Annotated[
         str,
         typer.Option(
@@ -48,6 +52,13 @@ def init(
             help="Training data: .npz, .safetensors, a folder of .npy, .csv, .parquet, or pkg.module:dataset.",
         ),
     ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PKG.MODULE:FACTORY",
+            help="Makes the model; its weights are loaded afterwards. A .skops file says by itself what it is.",
+        ),
+    ] = None,
     loss: Annotated[
         str | None,
         typer.Option(
@@ -118,27 +129,8 @@ def init(
 
         _, seen = Workspace.init(workspace, made, weights)
         screen.result({"workspace": str(workspace), **seen})
-        has_ids = "with ids" if seen["has_ids"] else "without ids"
-        theta = "" if seen["in_theta"] == seen["parameters"] else f", {seen['in_theta']:,} of them in θ"
-        kind = "linear in θ" if seen["linear"] else "not linear in θ"
         screen.headline(f"Made the workspace {workspace}.")
-        screen.tell(
-            facts(
-                model=f"{model}: {seen['parameters']:,} parameters{theta}, {seen['outputs']} outputs; {kind}",
-                data=f"{data}: {counted(seen['samples'], 'sample')}, {has_ids}",
-                loss=f"{made.model.loss}: {seen['first_loss']:.4g} on average over the first "
-                f"{counted(seen['first'], 'sample')}",
-                next=f"ssse fit {workspace}{'' if made.fit.weight_decay or made.fit.damping else ' --damping λ'}",
-            )
-        )
-        guessing = seen["guessing"]
-        if guessing is not None and seen["first_loss"] >= guessing:
-            screen.tell(
-                f"That loss is no better than guessing ({guessing:.3g}): look at the preprocessing, the order of the "
-                "classes, and the weights."
-            )
-        if not made.fit.weight_decay:
-            screen.tell("No weight decay was given: it is taken to be 0. A wrong one makes every step wrong.")
+        telling.made(screen, workspace, data, made, seen)
         screen.detail(facts(settings=workspace / toml.FILE, code=f"from {toml.absolute(made.model.search, workspace)}"))
 
 
@@ -174,22 +166,7 @@ def fit(
             return
         what = f"{counted(found['n'], 'sample')}, {counted(found['d'], 'parameter')}"
         screen.headline(f"Fitted {what} in {found['seconds']:.1f} s.")
-        norm = found["gradient_norm"]
-        screen.tell(
-            facts(
-                curvature=f"{found['structure']}, {found['rows']} rows; λ = {found['damping']:.3g}, "
-                f"w = {found['weight_decay']:.3g}",
-                mean_loss=f"{found['mean_loss']:.4g}",
-                **{"‖∇L(θ*)‖": None if norm is None else f"{norm:.3g} (0 = trained to the end)"},
-                left_out=f"{counted(found['excluded'], 'erased sample')} still in the data"
-                if found["excluded"]
-                else None,
-                dropped=f"ε = {found['dropped']:.4g}, which was calibrated before: calibrate anew, or it is 1"
-                if found["dropped"]
-                else None,
-                next=f"ssse erase {workspace} --request ID --forget FILE",
-            )
-        )
+        telling.fitted(screen, workspace, found)
         for note in found["notes"]:
             if not note.startswith(("Chosen:", "Why:")):  # was said before the work began
                 screen.detail(f"note: {note}")
@@ -233,31 +210,7 @@ def calibrate(
         if found["replaces"]:
             screen.tell(f"It replaces ε = {found['replaces']['scale']:.4g}, {found['replaces']['source']}.")
         if found["curve"]:
-            screen.tell(_curve(found["curve"], found["scale"]))
-
-
-def _curve(curve: dict[str, Any], chosen: float) -> Any:
-    """A dozen points of it; the page has all."""
-    from ssse.cli.frame import table
-
-    name = curve["ratio_name"]
-    columns = {"ε": curve["scales"]}
-    if curve["ratio"] is not None:
-        columns[name] = curve["ratio"]
-    if curve["divergence"] is not None:
-        columns["KL"] = curve["divergence"]
-    if curve["recognised"] is not None:
-        columns["recognised"] = curve["recognised"]
-    if curve["attack"] is not None:
-        columns["attack"] = curve["attack"]
-    scales = curve["scales"]
-    nearest = min(range(len(scales)), key=lambda i: abs(scales[i] - chosen))
-    step = max(1, len(scales) // 12)
-    lines = table(**{key: max(8, len(key)) for key in columns}, chosen=6)
-    for i in sorted({*range(nearest % step, len(scales), step), nearest}):
-        cells = ["–" if values[i] is None else f"{values[i]:.3g}" for values in columns.values()]
-        lines.add_row(*cells, "◀" if i == nearest else "")
-    return lines
+            screen.tell(telling.curve(found["curve"], found["scale"]))
 
 
 def erase(
@@ -308,35 +261,7 @@ def erase(
             which = "sample was" if count == 1 else "samples were"
             left = "would be left out" if dry_run else "left out"
             screen.tell(f"{count:,} {which} erased already, by request '{other}'; {left}.")
-        _tell_erased(screen, workspace, request, answer.details, dry_run)
-
-
-def _tell_erased(screen: Screen, workspace: Path, request: str, found: dict[str, Any], dry_run: bool) -> None:
-    seen = found["diagnostics"]
-    done = "Would erase" if dry_run else "Erased"
-    of = f"{found['k']:,} of {counted(found['n'], 'sample')} (request '{request}')"
-    screen.headline(f"{done} {of}. Verdict: {found['verdict']}.")
-    for reason in seen["reasons"]:
-        screen.tell(f"  because {reason}")
-    screen.tell(
-        facts(
-            step=f"ε = {found['scale']:.4g}, λ = {found['damping']:.3g}; {seen['relative_step']:.3g} of ‖θ‖",
-            loss_on_them=f"{seen['loss_before']:.4g} → {seen['loss_after']:.4g}",
-            largest_leverage=None if seen["leverage_max"] is None else f"{seen['leverage_max']:.3g} (below 1)",
-        )
-    )
-    if not dry_run:
-        old, new = (found[moment]["weights"][:12] for moment in ("before", "after"))
-        fate = "kept" if found["old"]["weights"] == "keep" else "shredded"
-        screen.tell(facts(before=f"weights {old}, {fate}", now=f"weights {new}"))
-        screen.tell(f"The erased model: {workspace}/current/weights.safetensors")
-        screen.tell("Serve a copy of it: the next request shreds the file.")
-    for note in seen["notes"]:
-        screen.detail(f"note: {note}")
-    if found.get("curvature_dropped"):
-        screen.tell(f"The curvature was dropped: rows of mini-batches cannot be separated. Next: ssse fit {workspace}")
-    if dry_run:
-        screen.tell("Nothing was written.")
+        telling.erased(screen, workspace, request, answer.details, dry_run)
 
 
 def _open(workspace: Path, screen: Screen, no_wait: bool) -> Any:

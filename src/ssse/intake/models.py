@@ -41,7 +41,7 @@ def build_model(factory: str, arguments: Mapping[str, Any], search: Path | None)
         raise InvalidModel(
             f"'{factory}' must be a function or class that makes a model, or a model, not a {type(found).__name__}."
         )
-    _check_arguments(factory, found, arguments)
+    check_arguments(factory, found, arguments)
     try:
         with searching(search):
             model = found(**arguments)
@@ -54,7 +54,7 @@ def build_model(factory: str, arguments: Mapping[str, Any], search: Path | None)
     return model
 
 
-def _check_arguments(factory: str, found: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+def check_arguments(factory: str, found: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     try:
         signature = inspect.signature(found)
     except (TypeError, ValueError):  # written in C; the call will tell

@@ -43,12 +43,13 @@ def open_source(
     *,
     folder: Path,
     dtype: torch.dtype | None = None,
+    in_tables: torch.dtype = torch.float32,
     search: Path | None = None,
 ) -> Source:
     """Open data, check its parts against each other, and read no more of it than that needs.
 
     Floating inputs and labels are cast to `dtype` batch by batch; whole numbers and bytes stay, but
-    for tables, whose inputs are always floats (float32 if no dtype is given).
+    for tables, whose inputs are always floats (of `in_tables` if no dtype is given).
 
     Args:
         where: a path, relative to `folder`, or pkg.module:name, looked for in `search` first.
@@ -74,7 +75,7 @@ def open_source(
             f"'{where}': data must be one of {', '.join([*ARRAYS, *TABLES])}, a folder of .npy files or "
             f"pkg.module:dataset, not {suffix or 'a file without an extension'}."
         )
-    table = TABLES[suffix](path, columns, dtype or torch.float32)
+    table = TABLES[suffix](path, columns, dtype or in_tables)
     labels = labels_of(table.labels, table.keys.labels, columns.classes, where, table.spot)
     ids = None if table.ids is None or table.keys.ids is None else ids_of(table.ids, table.keys.ids, where)
     inputs = {"inputs": table.inputs}

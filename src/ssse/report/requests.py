@@ -140,6 +140,7 @@ def _erasure_row(request: Request) -> dict[str, Any]:
         "largest": words.number(found.get("leverage_max")),
         "sum": words.number(found.get("leverage_sum")),
         "step": words.number(found.get("relative_step")),
+        "distance": words.distance(erased),
         "verdict": _verdict(request),
         "reasons": list(found.get("reasons") or ()),
         "notes": list(found.get("notes") or ()),
@@ -155,6 +156,7 @@ def _method(story: Story) -> list[tuple[str, str, str]]:
     if scale is None and story.choice_dropped is None:
         scale = known("scale", "calibrated")
     n, d = known("n", "fitted"), known("d", "fitted")
+    meanings = words.OF_ESTIMATOR if story.of_estimator else {}
     lines = [
         (
             "fitted on",
@@ -162,10 +164,14 @@ def _method(story: Story) -> list[tuple[str, str, str]]:
             "the training data, less what was erased before",
         ),
         ("weights that change", None if d is None else words.whole(d), "all others stay as they are"),
-        ("structure", structure, words.STRUCTURES.get(str(structure), "")),
-        ("rows", rows, words.ROWS.get(str(rows), "")),
+        ("structure", structure, meanings.get(str(structure), words.STRUCTURES.get(str(structure), ""))),
+        ("rows", rows, meanings.get(str(rows), words.ROWS.get(str(rows), ""))),
         ("λ, damping", words.maybe(damping), "keeps the step from going far where the data says little"),
-        ("ε, scale", words.maybe(scale), "how far the step goes; how it was chosen is said below"),
+        (
+            "ε, scale",
+            None if story.of_estimator else words.maybe(scale),
+            "how far the step goes; how it was chosen is said below",
+        ),
         ("leave-out", None if leave_out is None else words.value(leave_out), words.LEAVE_OUT[bool(leave_out)]),
         ("policy", policy, words.POLICIES.get(str(policy), "")),
     ]
@@ -179,7 +185,7 @@ def _drawings(story: Story) -> list[dict[str, Any]]:
         values = [v for v in story.erasures[-1].diagnostics.get("leverages") or () if v is not None]
         found += [figures.leverages(values)] if values else []
     if len(story.erasures) > 1:
-        found += figures.over_requests([request.diagnostics for request in story.erasures])
+        found += figures.over_requests([request.diagnostics for request in story.erasures], not story.of_estimator)
     return figures.inlined(found)
 
 

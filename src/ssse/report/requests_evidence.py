@@ -94,7 +94,8 @@ def choice(story: Story) -> dict[str, Any]:
     used = story.erasures[-1].details("erased").get("scale") if story.erasures else None
     calibrated = story.last("calibrated")
     if calibrated is None:
-        return {"calibrated": False, "used": words.maybe(used), "one": used is None or used == 1}
+        one = used is None or used == 1
+        return {"calibrated": False, "used": words.maybe(used), "one": one, "none": story.of_estimator}
     details = calibrated["details"]
     scale, stored = details["scale"], details.get("curve")
     drawn: list[Drawn] = []

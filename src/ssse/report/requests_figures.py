@@ -60,8 +60,11 @@ def leverages(values: Sequence[float]) -> Drawn:
     return Drawn("leverages", title, caption, "", figure)
 
 
-def over_requests(diagnostics: Sequence[Mapping[str, Any]]) -> list[Drawn]:
-    """Loss and largest leverage, request by request; those that no request has are not drawn."""
+def over_requests(diagnostics: Sequence[Mapping[str, Any]], limited: bool = True) -> list[Drawn]:
+    """Loss and largest leverage, request by request; those that no request has are not drawn.
+
+    `limited`: a large leverage makes the verdict caution, as it does where no distance is bounded.
+    """
     found = []
     which = f"the last {LATEST} erasures" if len(diagnostics) > LATEST else f"each of {len(diagnostics)} erasures"
     places = np.arange(1, len(diagnostics) + 1)[-LATEST:]
@@ -84,11 +87,13 @@ def over_requests(diagnostics: Sequence[Mapping[str, Any]]) -> list[Drawn]:
     if np.isfinite(largest).any():
         figure, (ax,) = new_figure(WIDTH, HEIGHT)
         ax.plot(places, largest, linestyle="", marker="^", color=GREEN, markersize=size)
-        _limit(ax)
+        if limited:
+            _limit(ax)
         ax.set_ylabel("largest leverage")
         _counted(ax, places)
         title = f"Largest leverage of {which}, at most {number(float(np.nanmax(largest)))}"
-        caption = f"The largest leverage of {which}. Above {LARGE_LEVERAGE:g} (dotted) the verdict is caution."
+        caption = f"The largest leverage of {which}."
+        caption += f" Above {LARGE_LEVERAGE:g} (dotted) the verdict is caution." * limited
         found.append(Drawn("largest-leverages", title, caption, "", figure))
     return found
 

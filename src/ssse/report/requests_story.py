@@ -98,6 +98,11 @@ class Story:
         return sorted((r for r in self.requests if r.done), key=lambda r: r.entries["erased"]["seq"])
 
     @property
+    def of_estimator(self) -> bool:
+        """Whether the model is one of scikit-learn's, with a bound on how far it is from a refit."""
+        return (self.known("model", "created") or {}).get("kind") == "scikit-learn"
+
+    @property
     def choice_dropped(self) -> Entry | None:
         """The fit since the last choice of ε, which has dropped it; None where the choice stands, or none was made."""
         chosen, fitted = self.last("calibrated"), self.last("fitted")

@@ -44,6 +44,10 @@ STRUCTURES = {
     "diagonal": "one number for each weight: only a part of the curvature, meant for comparison",
     "recurrence": "the published recurrence, word for word: meant as a reference",
 }
+OF_ESTIMATOR = {
+    "dense": "gradients and curvature at the model, summed over all training samples",
+    "expected": "the second derivative of the estimator's own objective",
+}
 SUMS = "the sum less the erased samples' rows; with “rebase”, a small remainder of all but the first request stays"
 AFTER = {
     "dense": SUMS,
@@ -172,6 +176,14 @@ def asked(request: Request) -> str:
     return "; ".join(parts)
 
 
+def distance(details: Mapping[str, Any]) -> str:
+    """From a refit, of an erasure from an estimator."""
+    if details.get("exact"):
+        return "rounding"
+    bound = details.get("epsilon")
+    return "not proved" if bound is None else f"at most {number(bound)}"
+
+
 def change(before: float | None, after: float | None) -> str:
     return f"{number(before)} → {number(after)}"
 
@@ -198,9 +210,8 @@ def _configured(d: Mapping[str, Any]) -> str:
 def _fitted(d: Mapping[str, Any]) -> str:
     left = f"; {count(d['excluded'], 'erased sample')} left out" if d.get("excluded") else ""
     form = ", ".join(str(d[name]) for name in ("structure", "rows") if d.get(name))
-    return (
-        f"{count(d.get('n'), 'sample')}, {count(d.get('d'), 'parameter')}, {form}, λ = {number(d.get('damping'))}{left}"
-    )
+    force = "" if "correction" in d else f", λ = {number(d.get('damping'))}"
+    return f"{count(d.get('n'), 'sample')}, {count(d.get('d'), 'parameter')}, {form}{force}{left}"
 
 
 def _calibrated(d: Mapping[str, Any]) -> str:
@@ -215,7 +226,8 @@ def _received(d: Mapping[str, Any]) -> str:
 
 def _erased(d: Mapping[str, Any]) -> str:
     before, after = d.get("before") or {}, d.get("after") or {}
-    step = f"{whole(d.get('k'))} of {count(d.get('n'), 'sample')}, ε = {number(d.get('scale'))}, {d.get('verdict', '')}"
+    how = f"{distance(d)} from a refit" if "epsilon" in d else f"ε = {number(d.get('scale'))}"
+    step = f"{whole(d.get('k'))} of {count(d.get('n'), 'sample')}, {how}, {d.get('verdict', '')}"
     return f"{step}; weights {digest(before.get('weights'))} → {digest(after.get('weights'))}"
 
 

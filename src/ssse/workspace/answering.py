@@ -5,30 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import nn
 
 from ssse import files
-from ssse.curvature import Curvature
-from ssse.curvature.matrix_free import MatrixFree
-from ssse.diagnostics import Diagnostics
 from ssse.environment import versions
-from ssse.erasure import Erasure, erase
 from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite, PrecisionLost, Refused
 from ssse.intake.sources import Source
-from ssse.matching import check_request
-from ssse.sklearn.outcome import Outcome
 from ssse.workspace import settings as toml
-from ssse.workspace.bench import Bench, load_curvature_of, load_weights_of
+from ssse.workspace.bench import Bench
 from ssse.workspace.checks import check_places, check_same_model
-from ssse.workspace.fitting import about, places_that_stay, salt_of, untouched, write_state
+from ssse.workspace.engine import Engine, Erased, engine_for
+from ssse.workspace.fitting import places_that_stay, salt_of
 from ssse.workspace.folder import SAMPLES
 from ssse.workspace.holding import Hold
 from ssse.workspace.ledger import Entry, digest_of_samples
 from ssse.workspace.membership import Membership, Standing, shown
 from ssse.workspace.settings import Settings
+
+if TYPE_CHECKING:
+    from ssse.diagnostics import Diagnostics
+    from ssse.sklearn.outcome import Outcome
 
 LONGEST_ID = 200
 LEVERAGES = 200  # of one request, in the ledger
@@ -72,33 +71,26 @@ def answer(
 ) -> Answer:
     """Erase the samples of one request, or say why not. Until the entry "received" nothing is written."""
     bench = Bench(settings, hold.folder.path, progress)
+    engine = engine_for(bench)
     history = hold.ledger.of_request(check_id(request))
     last = history[-1] if history else None
     current = hold.current
-    model = load_weights_of(bench, hold.folder.state(current), current.details["files"])
+    model = engine.read_state(hold.folder.state(current), current.details["files"])
     if last is not None and last.kind == "sealed":
         return _repeated(bench, hold, request, history, forget, ids)
-    curvature = load_curvature_of(bench, hold.folder.state(current), current.details["files"])
-    check_request(
-        model,
-        curvature,
-        bench.loss,
-        scale=settings.erase.scale,
-        leave_out=settings.erase.leave_out,
-        residual=settings.erase.residual,
-        policy=settings.erase.policy,
-    )
     check_same_model(hold, settings)
+    curvature = engine.load_state(hold.folder.state(current), current.details["files"], model)
+    engine.check_request(model, curvature)
     source, places = bench.asked(forget, ids)
     if ids is None:
-        bench.try_out(model, source)
+        engine.try_out(model, source)
     else:
         check_places(hold, bench)
     digests = bench.digests(source, salt_of(hold.ledger), places)
     received = _received(last, digests)
     standing = Membership.load(hold.folder.path / SAMPLES).standing(digests, hold.ledger)
-    data = _training_data(bench, hold, curvature, settings)
-    task = _Task(hold, bench, settings, request, model, curvature, source, places, digests, standing, data)
+    data = engine.training_data(curvature, lambda: _places_that_stay(hold, bench))
+    task = _Task(hold, engine, settings, request, model, curvature, source, places, digests, standing, data)
     if dry_run:
         return task.try_out()
     hold.folder.check_space(files.size_of(hold.folder.state(current)))
@@ -151,11 +143,11 @@ def _received(last: Entry | None, digests: np.ndarray) -> bool:
 @dataclass(frozen=True)
 class _Task:
     hold: Hold
-    bench: Bench
+    engine: Engine
     settings: Settings
     request: str
-    model: nn.Module
-    curvature: Curvature
+    model: Any
+    curvature: Any
     source: Source
     places: np.ndarray | None
     digests: np.ndarray
@@ -167,32 +159,32 @@ class _Task:
         if refusal := self._refusal():
             return Answer(self.request, "refused", [], refusal, already=self.standing.already)
         try:
-            erasure = self._erase()
+            erased = self._erase()
         except (Refused, *FAULTS) as error:
             return Answer(self.request, "refused", [], str(error), already=self.standing.already)
-        details = self._details(erasure, erasure.diagnostics.verdict)
-        return Answer(self.request, "tried", [], details=details, already=self.standing.already)
+        return Answer(self.request, "tried", [], details=self._details(erased), already=self.standing.already)
 
     def carry_out(self) -> Answer:
         if refusal := self._refusal():
             return self._refuse(refusal)
         try:
-            erasure = self._erase()
+            erased = self._erase()
         except Refused as error:
             return self._refuse(" ".join(error.diagnostics.reasons), plain(error.diagnostics))
         except FAULTS as error:
             return self._refuse(str(error))
-        found = erasure.diagnostics
+        found = erased.found
         if found.verdict != "ok" and self.settings.erase.accept == "ok":
             reason = f"The verdict is '{found.verdict}' and only 'ok' is accepted here: {' '.join(found.reasons)}"
             return self._refuse(reason, plain(found))
-        after = None if self.curvature.kind.per_batch > 1 else erasure.curvature
-        erased = self.digests[self.standing.fresh].tolist()
-        details = self._details(erasure, found.verdict)
-        details |= {"curvature_dropped": after is None, "erased_samples": digest_of_samples(erased)}
-        entry = self.hold.advance(
-            "erased", self.request, details, lambda folder: write_state(folder, erasure.model, after), erased
-        )
+        samples = self.digests[self.standing.fresh].tolist()
+        details = self._details(erased)
+        details |= {"curvature_dropped": erased.curvature is None, "erased_samples": digest_of_samples(samples)}
+
+        def write(folder: Path) -> None:
+            self.engine.write_state(folder, erased.model, erased.curvature)
+
+        entry = self.hold.advance("erased", self.request, details, write, samples)
         entries = self.hold.ledger.of_request(self.request)
         return Answer(self.request, "erased", entries, details=entry.details, already=self.standing.already)
 
@@ -217,54 +209,26 @@ class _Task:
         entries = self.hold.ledger.of_request(self.request)
         return Answer(self.request, "refused", entries, reason, already=self.standing.already)
 
-    def _erase(self) -> Erasure:
-        chosen = self.settings.erase
+    def _erase(self) -> Erased:
         places = self.standing.fresh if self.places is None else self.places[self.standing.fresh]
-        return erase(
-            self.model,
-            self.curvature,
-            self.bench.loss,
-            self.bench.batches(self.source, places),
-            scale=chosen.scale,
-            leave_out=chosen.leave_out,
-            residual=chosen.residual,
-            policy=chosen.policy,
-            data=self.data,
-        )
+        return self.engine.erase(self.model, self.curvature, self.source, places, self.data)
 
-    def _details(self, erasure: Erasure, verdict: str) -> dict[str, Any]:
-        chosen, found = self.settings.erase, erasure.diagnostics
-        used_stored = chosen.scale is None
+    def _details(self, erased: Erased) -> dict[str, Any]:
+        chosen = self.settings.erase
         return {
-            **about(self.curvature),
-            "k": found.k,
-            "n": found.n,
-            "scale": found.scale,
-            "scale_source": self.curvature.calibrated.source if used_stored and self.curvature.calibrated else None,
-            "damping": found.damping,
+            **erased.details,
             "leave_out": chosen.leave_out,
             "residual": chosen.residual,
             "policy": chosen.policy,
             "old": {"weights": chosen.old_weights, "curvature": chosen.old_curvature},
-            "seeds": {"rows": self.curvature.kind.seed},
-            "untouched": untouched(self.model, self.curvature),
             "versions": versions(),
-            "diagnostics": plain(found),
-            "verdict": verdict,
+            "diagnostics": plain(erased.found),
+            "verdict": erased.found.verdict,
         }
 
 
-def _training_data(bench: Bench, hold: Hold, curvature: Curvature, settings: Settings) -> Any:
-    """Only conjugate gradients read it; what earlier requests erased must not come back."""
-    if not isinstance(curvature.structure, MatrixFree):
-        return None
-    if settings.erase.policy == "joint" and not settings.erase.leave_out:
-        raise InvalidSetting(
-            "structure matrix_free with policy joint and leave_out = false would need the data as it was before the "
-            "stream. Set leave_out = true, or the policy rebase."
-        )
-    digests = bench.digests(bench.train, salt_of(hold.ledger), text="digests")
-    return bench.batches(bench.train, places_that_stay(hold, digests))
+def _places_that_stay(hold: Hold, bench: Bench) -> np.ndarray:
+    return places_that_stay(hold, bench.digests(bench.train, salt_of(hold.ledger), text="digests"))
 
 
 def plain(found: Diagnostics | Outcome) -> dict[str, Any]:

@@ -14,13 +14,16 @@ from ssse.calibration import calibrate
 from ssse.curvature import Curvature
 from ssse.curvature.matrix_free import MatrixFree
 from ssse.environment import versions
+from ssse.errors import InvalidSetting
 from ssse.scanning import DEFAULT_SCALES
 from ssse.workspace import settings as toml
-from ssse.workspace.bench import Bench, load_curvature_of, load_weights_of
+from ssse.workspace.bench import Bench
 from ssse.workspace.checks import check_same_model, check_trained
-from ssse.workspace.fitting import about, places_that_stay, salt_of, write_same_weights
+from ssse.workspace.engine import engine_for
+from ssse.workspace.fitting import places_that_stay, salt_of, write_same_weights
 from ssse.workspace.holding import Hold
 from ssse.workspace.ledger import Entry
+from ssse.workspace.of_modules import OfModules, about
 from ssse.workspace.settings import Settings
 
 
@@ -36,21 +39,27 @@ def choose_scale(
 ) -> Entry:
     """On a set of samples like those of the requests to come. Nothing is erased."""
     bench = Bench(settings, hold.folder.path, progress)
+    engine = engine_for(bench)
+    if not isinstance(engine, OfModules):
+        raise InvalidSetting(
+            "There is no ε to choose for a scikit-learn model: the step is Newton's on its own objective. Go on with "
+            "`ssse erase`."
+        )
     current, chosen = hold.current, settings.calibrate
     state = hold.folder.state(current)
-    model = load_weights_of(bench, state, current.details["files"])
-    curvature = load_curvature_of(bench, state, current.details["files"])
+    model = engine.read_state(state, current.details["files"])
+    curvature = engine.load_state(state, current.details["files"], model)
     source, places = bench.asked(forget, ids)
-    bench.try_out(model, source)
+    engine.try_out(model, source)
     check_trained(hold, bench.digests(source, salt_of(hold.ledger), places))
     check_same_model(hold, settings)
     samples = list(bench.batches(source, places))
     evidence: dict[str, Any] = {}
     if retrained is not None:
-        evidence["retrained"] = bench.model(retrained)
+        evidence["retrained"] = engine.read(retrained)
     if held_out is not None:
         known = bench.source(held_out)
-        bench.try_out(model, known)
+        engine.try_out(model, known)
         evidence["held_out"] = bench.batches(known)
     if _needs_data(curvature, chosen.method, retrained):
         digests = bench.digests(bench.train, salt_of(hold.ledger), text="digests")
@@ -59,7 +68,7 @@ def choose_scale(
     found = calibrate(
         model,
         curvature,
-        bench.loss,
+        engine.loss,
         samples,
         method=chosen.method,
         criterion=chosen.criterion,

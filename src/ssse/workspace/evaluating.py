@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from torch import nn
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.evaluation import evaluate
 from ssse.intake.importing import is_spec
+from ssse.intake.sources import Source
 from ssse.table import Evaluation
-from ssse.workspace.bench import Bench, load_weights_of
+from ssse.workspace.bench import Bench
+from ssse.workspace.engine import Engine, engine_for
 from ssse.workspace.fitting import salt_of
-from ssse.workspace.folder import MAKERS, SAMPLES, WEIGHTS
+from ssse.workspace.folder import MAKERS, SAMPLES, model_file
 from ssse.workspace.holding import Hold
 from ssse.workspace.ledger import Entry
 from ssse.workspace.membership import Membership, places_among
@@ -39,33 +42,32 @@ def measure(
 ) -> tuple[Entry, Evaluation]:
     """Everything that was erased, or by some requests, is S. What is no longer in the data must be handed in."""
     bench = Bench(settings, hold.folder.path, progress)
-    current = hold.current
-    model = load_weights_of(bench, hold.folder.state(current), current.details["files"])
+    engine, current = engine_for(bench), hold.current
+    model = engine.read_state(hold.folder.state(current), current.details["files"])
     of = _requests(hold, requests)
+    view = _View(engine, _of_first_model(hold))
     fitted = hold.ledger.last("fitted")
     assert fitted is not None
     notes = _also_forgotten(hold, of)
-    splits = _training_splits(bench, hold, of, forget, notes)
+    splits = _training_splits(view, hold, of, forget, notes)
     test = test or _seen_from_here(settings.data.test, hold.folder.path)
     if test is not None:
         source = bench.source(test)
-        bench.try_out(model, source)
-        splits |= _test_splits(bench, source, splits["forgotten"], settings, notes)
+        engine.try_out(model, source)
+        splits |= _test_splits(view, source, splits["forgotten"], settings, notes)
     else:
         notes.append("No test data was given: nothing is known of samples that were never trained on.")
     models: dict[str, nn.Module | list[nn.Module]] = {}
-    before = _original(bench, hold, of, original)
+    before = _original(engine, hold, of, original)
     if before is not None:
-        models["original"] = before
-    models["erased"] = model
+        models["original"] = view.module(before)
+    models["erased"] = view.module(model)
     if retrained:
-        models["retrained"] = [bench.model(path) for path in retrained]
+        models["retrained"] = [view.module(engine.read(path)) for path in retrained]
     table = evaluate(
         models,
         splits,
-        loss_fn=bench.loss,
-        weight_decay=fitted.details["weight_decay"],  # what the settings say now may not be in force yet
-        parameters=fitted.details["parameters"],
+        **engine.objective(fitted.details),
         level=settings.evaluate.level,
         progress=progress,
     )
@@ -91,7 +93,32 @@ def _also_forgotten(hold: Hold, of: list[str]) -> list[str]:
     return [f"The current model has also forgotten the samples of {which}."] if others else []
 
 
-def _training_splits(bench: Bench, hold: Hold, of: list[str], forget: str | None, notes: list[str]) -> dict[str, Split]:
+@dataclass(frozen=True)
+class _View:
+    """Models and samples as `ssse.evaluate` takes them. `created`: what the ledger says of the first model."""
+
+    engine: Engine
+    created: Mapping[str, Any]
+
+    def module(self, model: Any) -> nn.Module:
+        return self.engine.module(model, self.created)
+
+    def batches(self, source: Source, places: np.ndarray | None = None) -> Split:
+        return self.engine.labelled(self.engine.bench.batches(source, places), self.created)
+
+    def places_of(self, name: str | int) -> int:
+        names = self.engine.class_names(self.created)
+        return names.index(str(name)) if str(name) in names else int(name)
+
+
+def _of_first_model(hold: Hold) -> Mapping[str, Any]:
+    created = hold.ledger.first("created")
+    assert created is not None
+    return created.details["model"]
+
+
+def _training_splits(view: _View, hold: Hold, of: list[str], forget: str | None, notes: list[str]) -> dict[str, Split]:
+    bench = view.engine.bench
     digests = bench.digests(bench.train, salt_of(hold.ledger), text="digests")
     known = Membership.load(hold.folder.path / SAMPLES)
     stays = known.remaining(digests, hold.ledger.erased_samples())
@@ -116,27 +143,29 @@ def _training_splits(bench: Bench, hold: Hold, of: list[str], forget: str | None
     if lacking := (wanted - given).total():
         notes.append(f"{lacking} of the {wanted.total()} erased samples are not there to measure on.")
     return {
-        "retained": bench.batches(bench.train, stays),
-        "forgotten": bench.batches(source, places),
+        "retained": view.batches(bench.train, stays),
+        "forgotten": view.batches(source, places),
     }
 
 
-def _test_splits(bench: Bench, source: Any, forgotten: Split, settings: Settings, notes: list[str]) -> dict[str, Split]:
+def _test_splits(
+    view: _View, source: Source, forgotten: Split, settings: Settings, notes: list[str]
+) -> dict[str, Split]:
     """T_a and the rest where S is of one kind: one class, or what the settings name."""
-    same = _kind(forgotten, settings)
+    same = _kind(view, forgotten, settings)
     if same is None:
         notes.append("The erased samples are of several kinds, so the test samples stay together.")
-        return {"test": bench.batches(source)}
-    labels = torch.cat([torch.as_tensor(y) for _, y in bench.batches(source)])
+        return {"test": view.batches(source)}
+    labels = torch.cat([torch.as_tensor(y) for _, y in view.batches(source)])
     alike = (labels == same if labels.dim() == 1 else labels[:, same] > 0).numpy()
     if not alike.any() or alike.all():
         notes.append("The test data does not hold both samples of the erased kind and others, so it stays together.")
-        return {"test": bench.batches(source)}
+        return {"test": view.batches(source)}
     parts = {"test_other": np.flatnonzero(~alike), "test_same": np.flatnonzero(alike)}
-    return {name: bench.batches(source, places) for name, places in parts.items()}
+    return {name: view.batches(source, places) for name, places in parts.items()}
 
 
-def _kind(forgotten: Split, settings: Settings) -> int | None:
+def _kind(view: _View, forgotten: Split, settings: Settings) -> int | None:
     """A class, or the place of an attribute; None where S has no kind."""
     labels = torch.cat([torch.as_tensor(y) for _, y in forgotten])
     asked = settings.evaluate.same
@@ -144,7 +173,7 @@ def _kind(forgotten: Split, settings: Settings) -> int | None:
         return None
     if asked != "auto":
         try:
-            place = settings.data.classes.index(str(asked)) if asked in settings.data.classes else int(asked)
+            place = view.places_of(asked)
             if abs(place) > LARGEST:
                 raise ValueError
         except ValueError:
@@ -158,15 +187,15 @@ def _kind(forgotten: Split, settings: Settings) -> int | None:
     return int(labels[0]) if one_class else None
 
 
-def _original(bench: Bench, hold: Hold, of: list[str], path: Path | None) -> nn.Module | None:
+def _original(engine: Engine, hold: Hold, of: list[str], path: Path | None) -> Any:
     """The model before these requests: a file of the user's, or the state from then where it was kept."""
     if path is not None:
-        return bench.model(path)
+        return engine.read(path)
     first = min(entry.seq for request in of for entry in hold.ledger.of_request(request) if entry.kind == "erased")
     before = hold.ledger.last_before(first, *MAKERS)
-    if before is None or not (hold.folder.state(before) / WEIGHTS).is_file():
+    if before is None or not (hold.folder.state(before) / model_file(before.details["files"])).is_file():
         return None
-    return load_weights_of(bench, hold.folder.state(before), before.details["files"])
+    return engine.read_state(hold.folder.state(before), before.details["files"])
 
 
 def _seen_from_here(where: str | None, home: Path) -> str | None:

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from ssse import files
-from ssse.batches import read_batch
-from ssse.curvature import Curvature, plan
 from ssse.environment import versions
 from ssse.errors import InvalidSetting
-from ssse.intake.models import weights_of, write_weights
-from ssse.problem import Problem
 from ssse.workspace import ledger as ledgers
 from ssse.workspace import settings as toml
-from ssse.workspace.bench import Bench, has_batch_norm, load_weights_of
-from ssse.workspace.folder import CURVATURE, SAMPLES, WEIGHTS, Folder
+from ssse.workspace.bench import Bench
+from ssse.workspace.engine import Say, engine_for
+from ssse.workspace.folder import CURVATURE, SAMPLES, SKOPS, Folder, model_file
 from ssse.workspace.holding import Hold
 from ssse.workspace.ledger import Entry, Ledger
 from ssse.workspace.membership import Membership
 from ssse.workspace.seal import seal_files
 from ssse.workspace.settings import Settings
-
-Say = Callable[[str], None]
 
 
 def create(path: Path, settings: Settings, weights: Path) -> tuple[Entry, dict[str, Any]]:
@@ -41,9 +31,13 @@ def create(path: Path, settings: Settings, weights: Path) -> tuple[Entry, dict[s
         raise InvalidSetting(f"'{path}' exists already; name a folder that does not.")
     if any("\ud800" <= sign <= "\udfff" for sign in str(path)):  # bytes of a name that are no UTF-8
         raise InvalidSetting(f"'{path}': safetensors cannot open files in such a folder; name one in UTF-8.")
+    _check_factory(settings, weights)
     bench = Bench(settings, path)
-    model = bench.model(weights)
-    seen = _look(bench, model)
+    engine = engine_for(bench)
+    model = engine.read(weights)
+    engine.take_over(model)
+    seen = engine.look(model)
+    settings = bench.settings
     if bench.train.columns and settings.data.inputs is None:  # other tables are read by these names, not by places
         settings = settings.with_options({"data.inputs": list(bench.train.columns)})
     with files.new_folder(path) as unfinished:
@@ -51,89 +45,52 @@ def create(path: Path, settings: Settings, weights: Path) -> tuple[Entry, dict[s
         (unfinished / "states").mkdir()
         Ledger.create(unfinished / ledgers.FILE)
         details = {
-            "model": {
-                "factory": settings.model.factory,
-                "parameters": seen["parameters"],
-                "batch_norm": has_batch_norm(model),
-            },
+            "model": engine.about(model),
             "salt": secrets.token_hex(32),
             "settings": settings.plain(),
             "versions": versions(),
         }
         with Ledger.open(unfinished / ledgers.FILE) as ledger:
             hold = Hold(Folder(unfinished), ledger, settings, "init", seal_files(unfinished, ()))
-            entry = hold.advance("created", None, details, lambda state: write_state(state, model, None))
+            entry = hold.advance("created", None, details, lambda state: engine.write_state(state, model, None))
         seal_files(unfinished, (ledgers.FILE, toml.FILE)).write(unfinished)
     return entry, seen
 
 
-def _look(bench: Bench, model: nn.Module) -> dict[str, Any]:
-    """Model, loss and data on a first batch: what cannot work is refused here."""
-    source = bench.train
-    bench.try_out(model, source)
-    problem = Problem(model, bench.loss, parameters_of(bench.settings))
-    x, y = read_batch(next(iter(bench.batches(source))), bench.device)
-    problem.probe((x, y))
-    z, _ = problem.forward(x)
-    return {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "in_theta": problem.layout.dim,
-        "samples": len(source),
-        "has_ids": source.ids is not None,
-        "outputs": problem.outputs,
-        "linear": problem.linear is not None,
-        "first_loss": problem.total_loss(z, y) / len(y),
-        "first": len(y),
-        "guessing": _loss_of_guessing(problem),
-    }
-
-
-def _loss_of_guessing(problem: Problem) -> float | None:
-    """A trained model that does no better is not the one that was trained on these labels."""
-    per_output = {"cross_entropy": math.log(max(problem.outputs, 1)), "binary_cross_entropy": math.log(2)}
-    found = per_output.get(problem.loss.name)
-    return found and (found if problem.loss.name == "cross_entropy" else found * problem.outputs)
+def _check_factory(settings: Settings, weights: Path) -> None:
+    """A skops file says by itself what it holds; any other file does not."""
+    itself = weights.suffix.lower() == Path(SKOPS).suffix
+    if itself and settings.model.factory is not None:
+        raise InvalidSetting(f"'{weights}' says by itself which model it is: leave --model and --argument out.")
+    if settings.model.factory is None and weights.suffix.lower() in (".npz", ".safetensors", ".pt", ".pth"):
+        raise InvalidSetting(
+            f"Name the model with --model: '{weights}' holds numbers alone; only a .skops file says which model it is."
+        )
 
 
 def fit(hold: Hold, settings: Settings, say: Say, progress: bool) -> Entry:
     """The curvature of the current weights over the data that remains."""
-    if not (settings.fit.damping or settings.fit.weight_decay):
-        raise InvalidSetting(
-            "Without weight decay the curvature needs a damping λ, or it is singular. Set the weight_decay that the "
-            "model was trained with under [fit] in ssse.toml, or give --damping, for instance 1e-4."
-        )
     bench = Bench(settings, hold.folder.path, progress)
+    engine = engine_for(bench)
+    engine.check_fit()
     state = hold.folder.state(hold.current)
-    model = load_weights_of(bench, state, hold.current.details["files"])
+    model = engine.read_state(state, hold.current.details["files"])
     digests = bench.digests(bench.train, salt_of(hold.ledger), text="digests")
     first = hold.ledger.first("fitted")
     places = None
     if first is not None:
         places = places_that_stay(hold, digests)
         places = None if len(places) == len(digests) else places
-    data, choice = bench.batches(bench.train, places), _choices(settings)
-    shared = {name: value for name, value in choice.items() if name in PLANNED}
-    planned = plan(model, bench.loss, data, **shared)
-    say(f"Chosen: {planned}. Why: {planned.reason}.")
-    hold.folder.check_space(planned.artefact_bytes + files.size_of(state))
-    started = time.perf_counter()
-    curvature = Curvature.fit(
-        model, bench.loss, data, damping=settings.fit.damping, weight_decay=settings.fit.weight_decay, **choice,
-        seed=settings.fit.seed, preconditioner=settings.fit.preconditioner, tolerance=settings.fit.tolerance,
-        max_iterations=settings.fit.max_iterations, progress=progress,
-    )  # fmt: skip
+    size = files.size_of(state)
+    curvature, found = engine.fit(
+        model, bench.batches(bench.train, places), lambda needed: hold.folder.check_space(needed + size), say
+    )
     details = {
-        **about(curvature),
+        **found,
         "model": of_model(settings),
         "dropped": _calibrated_scale(hold),
         "options": toml.changes(hold.settings, settings),
-        "d": curvature.layout.dim,
-        "n": curvature.n,
-        "mean_loss": curvature.mean_loss,
-        "gradient_norm": None if curvature.gradient is None else float(curvature.gradient.norm()),
-        "notes": list(curvature.notes),
         "excluded": 0 if places is None else len(digests) - len(places),
-        "seconds": time.perf_counter() - started,
         "versions": versions(),
     }
     hold.begin()
@@ -144,49 +101,13 @@ def fit(hold: Hold, settings: Settings, say: Say, progress: bool) -> Entry:
     return hold.advance("fitted", None, details, lambda folder: write_same_weights(folder, state, curvature))
 
 
-PLANNED = ("rows", "rows_per_batch", "structure", "blocks", "rank", "parameters", "dtype", "memory_budget")
-
-
-def _choices(settings: Settings) -> dict[str, Any]:
-    chosen = {name: getattr(settings.fit, name) for name in PLANNED}
-    dtype = settings.fit.dtype
-    return {**chosen, "parameters": parameters_of(settings), "dtype": dtype and getattr(torch, dtype)}
-
-
-def parameters_of(settings: Settings) -> str | list[str]:
-    """ "all", "head", or names; one name alone may stand without a list."""
-    chosen = settings.fit.parameters
-    return chosen if isinstance(chosen, list) or chosen in ("all", "head") else [chosen]
-
-
-def about(curvature: Curvature) -> dict[str, Any]:
-    """What an entry says of a curvature."""
-    blocks = getattr(curvature.structure, "blocks", ())
-    return {
-        "structure": curvature.structure.kind,
-        "blocks": len(blocks),
-        "rows": curvature.kind.name,
-        "rows_per_batch": curvature.kind.per_batch,
-        "seed": curvature.kind.seed,
-        "loss": curvature.loss,
-        "parameters": list(curvature.layout.names),
-        "damping": curvature.damping,
-        "weight_decay": curvature.weight_decay,
-    }
-
-
-def write_state(folder: Path, model: nn.Module, curvature: Curvature | None) -> None:
-    write_weights(folder / WEIGHTS, weights_of(model))
-    if curvature is not None:
-        curvature.save(folder / CURVATURE)
-
-
-def write_same_weights(folder: Path, old: Path, curvature: Curvature) -> None:
+def write_same_weights(folder: Path, old: Path, curvature: Any) -> None:
     """The file itself under another name, not a copy: a later request has one place to erase them from."""
+    name = model_file({path.name: "" for path in old.iterdir()})
     try:
-        os.link(old / WEIGHTS, folder / WEIGHTS)
+        os.link(old / name, folder / name)
     except OSError:  # not on every disk
-        shutil.copyfile(old / WEIGHTS, folder / WEIGHTS)
+        shutil.copyfile(old / name, folder / name)
     curvature.save(folder / CURVATURE)
 
 
@@ -210,9 +131,3 @@ def of_model(settings: Settings) -> dict[str, Any]:
 
 def places_that_stay(hold: Hold, digests: np.ndarray) -> np.ndarray:
     return Membership.load(hold.folder.path / SAMPLES).remaining(digests, hold.ledger.erased_samples())
-
-
-def untouched(model: nn.Module, curvature: Curvature) -> int:
-    """Parameters of the model that no request can change."""
-    inside = set(curvature.layout.names)
-    return sum(p.numel() for name, p in model.named_parameters() if name not in inside)

@@ -3,7 +3,7 @@
     ssse.toml             the settings
     ledger.sqlite         what was done, entry by entry
     samples.safetensors   salted digests of the training samples, sorted
-    states/000005/        weights.safetensors and curvature/, as entry 5 of the ledger made them
+    states/000005/        weights.safetensors or model.skops, and curvature/, as entry 5 of the ledger made them
     current               → states/000005
     seal.json             digests of the files that change in place
 
@@ -31,7 +31,8 @@ from ssse.workspace.ledger import Entry, Ledger
 from ssse.workspace.seal import FILE as SEAL
 from ssse.workspace.seal import Seal, digest_of, stamp
 
-WEIGHTS, CURVATURE = "weights.safetensors", "curvature"
+WEIGHTS, SKOPS, CURVATURE = "weights.safetensors", "model.skops", "curvature"
+MODELS = (WEIGHTS, SKOPS)  # names that the model of a state may have
 SAMPLES, PAGE = "samples.safetensors", "report.html"
 MAKERS = ("created", "fitted", "calibrated", "erased")  # entries that make a state
 TEMPORARY = tuple(f".{name}" for name in (SEAL, PAGE, SAMPLES, "current"))  # beginnings of names before the rename
@@ -128,4 +129,9 @@ def state_name(entry: Entry) -> str:
 def summary(made: Mapping[str, str]) -> dict[str, str | None]:
     """The digests of a state's two parts."""
     curvature = {name: digest for name, digest in made.items() if name.startswith(f"{CURVATURE}/")}
-    return {"weights": made[WEIGHTS], "curvature": files.digest_of(curvature) if curvature else None}
+    return {"weights": made[model_file(made)], "curvature": files.digest_of(curvature) if curvature else None}
+
+
+def model_file(made: Mapping[str, str]) -> str:
+    """Under which name the files of a state hold the model."""
+    return SKOPS if SKOPS in made and WEIGHTS not in made else WEIGHTS

@@ -13,7 +13,7 @@ from ssse import files
 from ssse.errors import BrokenArtefact, Damaged, SSSEError
 from ssse.workspace import ledger as ledgers
 from ssse.workspace import settings as toml
-from ssse.workspace.folder import CURVATURE, MAKERS, PAGE, SAMPLES, TEMPORARY, WEIGHTS, Folder, state_name, summary
+from ssse.workspace.folder import CURVATURE, MAKERS, MODELS, PAGE, SAMPLES, TEMPORARY, Folder, state_name, summary
 from ssse.workspace.ledger import Entry, Ledger
 from ssse.workspace.lock import locked
 from ssse.workspace.remains import what_remains
@@ -194,12 +194,13 @@ class Hold:
         """The weights live on under a new name; a stream's curvature may hold what the new one no longer does."""
         if not old.exists():
             return
-        if (old / WEIGHTS).exists() and (old / WEIGHTS).samefile(new / WEIGHTS):
-            (old / WEIGHTS).unlink()  # to overwrite it would be to overwrite the new one
+        for name in MODELS:
+            if (old / name).exists() and (new / name).exists() and (old / name).samefile(new / name):
+                (old / name).unlink()  # to overwrite it would be to overwrite the new one
         files.shred(old)
 
     def _retire(self, state: Path, kept: Mapping[str, bool]) -> None:
-        for name, part in ((WEIGHTS, "weights"), (CURVATURE, "curvature")):
+        for name, part in (*((name, "weights") for name in MODELS), (CURVATURE, "curvature")):
             if not kept[part] and (state / name).exists():
                 files.shred(state / name)
         if state.is_dir() and not any(state.iterdir()):

@@ -39,6 +39,14 @@ def what_remains(erased: Mapping[str, Any], created: Mapping[str, Any]) -> list[
                 "still contain the forgotten samples; nothing was done. Estimate them again on the data that stays.",
             )
         )
+    if created["model"].get("transformers"):
+        lines.append(
+            _line(
+                "transformers of the pipeline",
+                f"{', '.join(created['model']['transformers'])}: what they learned still contains the forgotten "
+                "samples; nothing was done. Fit them anew on the data that stays, and make a new workspace.",
+            )
+        )
     if erased.get("untouched"):
         lines.append(
             _line(
@@ -75,7 +83,11 @@ def _curvature_now(erased: Mapping[str, Any]) -> str:
     if erased["policy"] == "joint" and not erased["leave_out"]:
         return "all rows, the forgotten ones included: a joint stream over the full curvature needs them."
     drift = ""
-    if erased["policy"] == "rebase" and erased["structure"] in ("dense", "diagonal", "recurrence", "truncated"):
+    if (
+        erased["policy"] == "rebase"
+        and not erased.get("exact")
+        and erased["structure"] in ("dense", "diagonal", "recurrence", "truncated")
+    ):
         drift = " In a stream a remainder stays, of the size by which the model moved between requests."
     return f"holds {words}.{drift}"
 

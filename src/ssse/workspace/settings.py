@@ -68,13 +68,21 @@ class Section(BaseModel):
 
 
 class Model(Section):
-    """The user's model: `pkg.module:factory`, called with the arguments; where Python looks for it first; its loss."""
+    """The user's model: `pkg.module:factory`, called with the arguments; where Python looks for it first; its loss.
 
-    factory: Text
+    Without a factory the model is one of scikit-learn's in a skops file, which says by itself what it holds.
+    """
+
+    factory: Text | None = None
     arguments: Arguments = {}
     search: Text = "."
     loss: Text = "cross_entropy"
     device: Text = "auto"
+
+    @property
+    def is_estimator(self) -> bool:
+        """Of scikit-learn, and not of torch: here that is decided, for all commands."""
+        return self.factory is None or self.factory.startswith("sklearn.")
 
 
 class Data(Section):
@@ -138,7 +146,7 @@ class Evaluate(Section):
 
 
 class Settings(Section):
-    model: Model
+    model: Model = Model()
     data: Data
     fit: Fit = Fit()
     calibrate: Calibrate = Calibrate()

@@ -14,7 +14,7 @@ from ssse.errors import BrokenArtefact, InvalidSetting
 from ssse.workspace import ledger as ledgers
 from ssse.workspace import settings as toml
 from ssse.workspace.database import INDEX, JOURNAL, LOG, copied
-from ssse.workspace.folder import MAKERS, PAGE, SAMPLES, WEIGHTS, Folder, state_name, summary
+from ssse.workspace.folder import MAKERS, MODELS, PAGE, SAMPLES, Folder, state_name, summary
 from ssse.workspace.ledger import Entry, Ledger
 from ssse.workspace.lock import locked
 from ssse.workspace.seal import FILE as SEAL
@@ -181,7 +181,7 @@ def _kept(makers: list[Entry]) -> dict[str, str]:
         if after.kind != "erased":
             continue
         for name, digest in before.details["files"].items():
-            kept["weights" if name == WEIGHTS else "curvature"][f"states/{state_name(before)}/{name}"] = digest
+            kept["weights" if name in MODELS else "curvature"][f"states/{state_name(before)}/{name}"] = digest
         for part, there in kept.items():
             if after.details["old"][part] != "keep":
                 there.clear()
