@@ -324,8 +324,24 @@ def test_data_that_is_not_the_models():
     with pytest.raises(InvalidData, match="no sample of class 1"):
         Eraser(fitted(tight(), X, Y)).fit(X[Y == 0], Y[Y == 0])
     eraser: Any = Eraser(fitted(tight(), X, Y)).fit(X, 1 - Y)
-    eraser.erase(X[:1], 1 - Y[:1])
+    with refused(eraser, Refused, "not near the minimum"):
+        eraser.erase(X[:1], 1 - Y[:1])
+
+
+def test_a_model_far_from_its_minimum_is_brought_there_first():
+    model = fitted(tight(), X, Y)
+    model.coef_ = model.coef_ * 1.3
+    eraser: Any = Eraser(model).fit(X, Y)
+    eraser.erase(X[:1], Y[:1])
     assert any("not at the minimum" in reason for reason in eraser.outcome_.reasons)
+    model.coef_ = model.coef_ * 0.2
+    eraser.fit(X, Y)
+    with refused(eraser, Refused, "refine"):
+        eraser.erase(X[:1], Y[:1])
+    eraser.refine(X, Y, steps=20)
+    eraser.erase(X[:1], Y[:1])
+    assert not any("minimum" in reason for reason in eraser.outcome_.reasons)
+    assert eraser.epsilon_ < 1e-2
 
 
 @pytest.mark.parametrize(

@@ -377,7 +377,7 @@ def test_the_returned_estimator_is_one_like_any_other(model):
 
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize(
-    "model", [*RETURNED, SGDClassifier("log_loss", random_state=0)], ids=lambda m: type(m).__name__
+    "model", [*RETURNED, SGDClassifier("log_loss", random_state=0, alpha=0.01)], ids=lambda m: type(m).__name__
 )
 @pytest.mark.parametrize("policy", ["rebase", "joint"])
 def test_nothing_in_the_returned_estimator_is_of_the_old_model(model, policy, classes):

@@ -22,7 +22,8 @@ from ssse.intake.models import check_arguments
 from ssse.intake.skops_files import read_skops
 from ssse.intake.weights import write_weights
 from ssse.intake.wording import cause, did_you_mean, listing, require_file
-from ssse.sklearn.leaves import LEAVES, Classifier
+from ssse.sklearn.classifiers import LEAVES
+from ssse.sklearn.leaves import Classifier
 from ssse.sklearn.tree import tree_of
 
 SKOPS = ".skops"

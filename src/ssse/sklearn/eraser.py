@@ -17,8 +17,8 @@ from sklearn.pipeline import Pipeline
 from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite, PrecisionLost, Refused
 from ssse.progress import bar
 from ssse.sklearn.frame import Frame
-from ssse.sklearn.leaves import Classifier, Tally
-from ssse.sklearn.outcome import Outcome, reasons_for_caution
+from ssse.sklearn.leaves import Classifier, Removal, Tally
+from ssse.sklearn.outcome import TOO_FAR, Outcome, reasons_for_caution
 from ssse.sklearn.state import State, check_memory, finish, look_again, mean_losses, refined, take_in
 from ssse.sklearn.tree import Tree, tree_of
 
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     import os
 
 POLICIES = ("rebase", "joint")
+TOO_FAR_AWAY = (
+    "The estimator is not near the minimum of its objective on this data: the step there is {:.3g} times as long as "
+    "its coefficients, and may go anywhere. Train it further, or bring it there with `refine` and its data. Or was it "
+    "trained on other data, or with other weights?"
+)
 
 
 class Eraser(MetaEstimatorMixin, BaseEstimator):
@@ -113,6 +118,8 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
             for tally, leaf, codes in zip(state.tallies, tree.leaves, columns, strict=True)
         ]
         self._check_counts(tree, state, after, len(weights))
+        if state.correction > TOO_FAR:
+            raise Refused(self._outcome_refused(state, len(weights), TOO_FAR_AWAY.format(state.correction)))
         design = state.frame.design(x)
         try:
             new, inner, leverage, lost = self._erase(state, tree, design, columns, weights, after)
@@ -190,10 +197,8 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
             if not staying[i]:
                 estimators.append(None)
                 continue
-            found = leaf.erase(
-                state.heads[i], design, columns[i], weights, state.tallies[i], after[i], state.frame,
-                self.policy == "joint",
-            )  # fmt: skip
+            request = Removal(design, columns[i], weights, after[i], state.frame, self.policy == "joint")
+            found = leaf.erase(state.heads[i], request)
             heads.append(tuple(head for head, _ in found))
             leverage = max([leverage, *(one for _, one in found)])
             estimator, rounding = leaf.write(heads[-1], state.frame, after[i])
@@ -216,10 +221,10 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         losses = mean_losses(old, new, tree, design, columns, weights) if comparable else (None, None)
         epsilon = new.distance + lost
         reasons = reasons_for_caution(
-            exact=new.exact,
             bounded=new.bounded,
             epsilon=epsilon,
             step=step,
+            size=float(np.linalg.norm(after)),
             correction=new.correction,
             dropped=new.dropped,
             transformed=transformed,
@@ -250,10 +255,10 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         moved = float(np.linalg.norm(new.parameters() - old.parameters()))
         epsilon, step = new.distance + lost, known.step_norm or moved
         reasons = reasons_for_caution(
-            exact=new.exact,
             bounded=new.bounded,
             epsilon=epsilon,
             step=step,
+            size=float(np.linalg.norm(new.parameters())),
             correction=0.0,  # by now it is at the minimum of what remains
             dropped=new.dropped,
             transformed=transformed,
@@ -280,6 +285,9 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         reason += (
             "were not in the training data in this form, are erased already, or the rest does not determine a model."
         )
+        return self._outcome_refused(state, k, reason)
+
+    def _outcome_refused(self, state: State, k: int, reason: str) -> Outcome:
         return Outcome("refused", (reason,), (), k, state.samples, state.erased, self.policy)
 
     def _check_counts(self, tree: Tree, state: State, after: list[Tally], k: int) -> None:

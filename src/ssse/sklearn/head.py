@@ -13,20 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.linalg import eigh, get_blas_funcs, get_lapack_funcs
-from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
-from ssse.errors import NotPositiveDefinite, PrecisionLost
+from ssse.errors import NotPositiveDefinite
 from ssse.sklearn.bound import Bound, coarse
 from ssse.sklearn.frame import Frame, power_of_two
 from ssse.sklearn.losses import Logistic, Loss, Softmax
+from ssse.sklearn.matrices import downdate, invert, length, plus_squares, top, top_pencil
 
 DIRECT = 1.0  # rows over parameters, from which on a new factor is cheaper than changing the inverse
 NEARLY_ALL = 0.9999  # of leverage, from which on changing the inverse loses too many digits to see what is singular
 ROUNDING = 1e-11  # of a sum of squares, that subtracting some of them again may leave
-SMALL = 100  # parameters up to which eigenvalues are computed at once
 PLACES = 4  # last places that a sum may be off
-LEAST_CONDITION = 1e-14  # reciprocal; below, the data does not determine the parameters
 
 
 @dataclass(frozen=True)
@@ -151,7 +148,7 @@ class Head:
         """Where the model is, with slopes that were measured there; the curvature is still that of the old anchor."""
         head = replace(self, anchor=self.theta, sums=replace(self.sums, slopes=slopes))
         gradient = head.gradient()
-        left = _length(gradient, head.solve(gradient)) + _rounding(head, head.theta)
+        left = length(gradient, head.solve(gradient)) + _rounding(head, head.theta)
         return replace(head, bound=replace(self.bound, residual=0.0, moved=self.bound.away, left=left))
 
     def stepped(self, frame: Frame) -> Head:
@@ -200,7 +197,7 @@ class Head:
         bound = Bound.at_fit(head.loss, frame, matrix, inverse, head.sums.largest, None)
         head = replace(head, inverse=inverse, peak=power_of_two(np.diagonal(matrix), above=True))
         gradient = head.gradient()
-        left = _length(gradient, inverse @ gradient) + _rounding(head, head.theta)
+        left = length(gradient, inverse @ gradient) + _rounding(head, head.theta)
         return replace(head, bound=replace(bound, left=left))
 
     def reaching(self, squared: float) -> Head:
@@ -220,7 +217,7 @@ class Head:
         same = after.weights == self.weights and not self.per_sample
         rows = self._weighted(taken.rows) if taken.rows else None
         if same and rows is not None:
-            inverse, leverage = _downdate(self.inverse, rows)
+            inverse, leverage = downdate(self.inverse, rows)
             _check_leverage(leverage)
             if leverage > NEARLY_ALL:
                 inverse = invert(after.matrix(), self.peak)
@@ -296,9 +293,9 @@ class Head:
         step -= self.inverse @ (gradient + self.times(step))
         curved = self.times(step)
         left, theta = gradient + curved, self.anchor + step
-        rounding = _length(left, self.inverse @ left) + _rounding(self, theta)
+        rounding = length(left, self.inverse @ left) + _rounding(self, theta)
         data = curved - self.penalty(self.samples)[:, None] * step
-        lengths = (_length(step, curved), _length(step, data))
+        lengths = (length(step, curved), length(step, data))
         bound = self.bound.moved_by(step, *lengths, rounding, frame, self.inverse, joint=joint)
         if joint:
             return replace(self, theta=theta, bound=bound)
@@ -320,11 +317,11 @@ class Head:
         assert self.inverse is not None
         if taken.rows:
             rows = self._weighted(taken.rows)
-            return _top(rows @ self.inverse @ rows.T)
+            return top(rows @ self.inverse @ rows.T)
         gram = self.weights[0] * taken.grams[0]
         for weight, part in zip(self.weights[1:], taken.grams[1:], strict=True):
             gram += weight * part
-        return _top_pencil(gram, self.matrix(), self.inverse)
+        return top_pencil(gram, self.matrix(), self.inverse)
 
 
 def narrowed(head: Head, stays: np.ndarray, intercept: bool) -> Head:
@@ -382,76 +379,6 @@ def _check_leverage(leverage: float) -> None:
             f"they carry more curvature than the training data as a whole (largest leverage {leverage:.6g}, must be "
             "below 1)"
         )
-
-
-def invert(matrix: np.ndarray, peak: np.ndarray | None = None) -> np.ndarray:
-    """By Cholesky; refuses what the data does not determine.
-
-    Which is judged where the diagonal is 1, or once was 1 (`peak`): a feature that is small beside its penalty is well
-    determined, and one whose samples all went is not.
-    """
-    root = power_of_two(np.sqrt(np.diagonal(matrix).clip(0) if peak is None else peak))
-    matrix = matrix / root
-    matrix /= root[:, None]
-    potrf, pocon, potri = get_lapack_funcs(("potrf", "pocon", "potri"), (matrix,))
-    factor, info = potrf(matrix, lower=1)
-    if info > 0:
-        raise NotPositiveDefinite("the samples do not determine the coefficients (features that depend on each other?)")
-    condition, _ = pocon(factor, float(np.abs(matrix).sum(axis=0).max()), uplo="L")
-    if condition < LEAST_CONDITION:
-        raise PrecisionLost(
-            f"the samples hardly determine the coefficients: the reciprocal condition number is {condition:.1e}"
-        )
-    inverse, _ = potri(factor, lower=1)
-    inverse = np.tril(inverse) + np.tril(inverse, -1).T
-    inverse /= root
-    inverse /= root[:, None]
-    return inverse
-
-
-def plus_squares(matrix: np.ndarray, rows: np.ndarray, factor: float = 1.0) -> np.ndarray:
-    """matrix + factor·RᵀR of a symmetric matrix, in one pass over it: numpy would make two more."""
-    if not len(rows):
-        return matrix
-    (gemm,) = get_blas_funcs(("gemm",), (matrix,))
-    return gemm(factor, rows.T, rows.T, trans_b=True, beta=1.0, c=matrix.T).T
-
-
-def _downdate(inverse: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, float]:
-    """(M − RᵀR)⁻¹ = M⁻¹ + M⁻¹Rᵀ(I − K)⁻¹RM⁻¹ and the largest eigenvalue of K = RM⁻¹Rᵀ."""
-    if not len(rows):
-        return inverse, 0.0
-    half = rows @ inverse
-    values, vectors = np.linalg.eigh(half @ rows.T)
-    top = float(values[-1])
-    if not top < 1:
-        return inverse, top
-    turned = (vectors / np.sqrt(1 - values)).T @ half
-    return plus_squares(inverse, turned), max(top, 0.0)
-
-
-def _top(symmetric: np.ndarray) -> float:
-    size = len(symmetric)
-    if not size:
-        return 0.0
-    return max(0.0, float(eigh(symmetric, eigvals_only=True, subset_by_index=[size - 1, size - 1])[0]))
-
-
-def _top_pencil(a: np.ndarray, b: np.ndarray, inverse: np.ndarray) -> float:
-    """λmax(b⁻¹ a): by Lanczos, which looks at the matrices some twenty times, or whole where that does not converge."""
-    size = len(a)
-    if size > SMALL:
-        try:
-            start = np.ones(size)  # else a random one: the same request must give the same numbers
-            return max(0.0, float(eigsh(a, 1, b, v0=start, Minv=inverse, return_eigenvectors=False)[0]))
-        except ArpackNoConvergence:
-            pass
-    return max(0.0, float(eigh(a, b, eigvals_only=True, subset_by_index=[size - 1, size - 1])[0]))
-
-
-def _length(vector: np.ndarray, image: np.ndarray) -> float:
-    """√(v·Mv), of a vector and what a matrix makes of it."""
-    return float(np.sqrt(max(float((vector * image).sum()), 0.0)))
 
 
 def _rounding(head: Head, theta: np.ndarray) -> float:

@@ -7,6 +7,8 @@ import math
 from dataclasses import asdict, dataclass
 
 LARGE_CORRECTION = 0.05  # of ‖θ‖, from which on the estimator was not at the minimum
+TOO_FAR = 1.0  # of ‖θ‖, from which on one step may go anywhere
+NEGLIGIBLE = 1e-9  # of ‖θ‖: a distance that nobody asks about
 LARGE_BOUND = 0.5  # of the step: up to there at least half of what had to change is proved to have changed
 
 
@@ -63,8 +65,9 @@ class Outcome:
 
 
 def reasons_for_caution(
-    *, exact: bool, bounded: bool, epsilon: float, step: float, correction: float, dropped: bool, transformed: bool
+    *, bounded: bool, epsilon: float, step: float, size: float, correction: float, dropped: bool, transformed: bool
 ) -> list[str]:
+    """`size`: ‖θ‖."""
     reasons = []
     if transformed:
         reasons.append(
@@ -75,8 +78,9 @@ def reasons_for_caution(
         reasons.append("The curvature of the squared hinge jumps at the margin, so that no distance can be proved.")
     elif dropped:
         reasons.append("A class has no samples left and was dropped: no distance from a refit without it is proved.")
-    elif not exact and not epsilon <= LARGE_BOUND * step:
-        share = "no distance" if math.isinf(epsilon) else f"only a distance below {epsilon / step:.2g} of the step"
+    elif not epsilon <= max(LARGE_BOUND * step, NEGLIGIBLE * size):
+        some = f"only a distance below {epsilon:.2g}, where the step is {step:.2g}"
+        share = "no distance" if math.isinf(epsilon) else some
         reasons.append(f"From the sums alone, {share} from a refit can be proved; it may be much less.")
     if correction > LARGE_CORRECTION:
         reasons.append(

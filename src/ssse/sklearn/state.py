@@ -188,7 +188,7 @@ def anew(state: State, tree: Tree, x: Any, columns: list[np.ndarray], weights: n
     empty = state.with_heads([[head.emptied() for head in heads] for heads in state.heads])
     empty = replace(empty, tallies=tuple(tally - tally for tally in state.tallies), dropped=False)
     new = finish(take_in(empty, tree, x, columns, weights, advance, in_place=True), tree)
-    return replace(look_again(new, x, advance), correction=state.correction)
+    return look_again(new, x, advance)
 
 
 def with_slopes_measured(

@@ -16,7 +16,8 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ssse.errors import InvalidData, InvalidModel
-from ssse.sklearn.leaves import LEAVES, Classifier, Leaf, Tally, places_of, set_classes
+from ssse.sklearn.classifiers import LEAVES
+from ssse.sklearn.leaves import Classifier, Leaf, Tally, places_of, set_classes
 
 SUPPORTED = (
     "LogisticRegression, RidgeClassifier, Ridge, LinearRegression, SGDClassifier with log loss, LinearSVC with squared "
