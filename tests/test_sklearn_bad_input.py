@@ -341,7 +341,6 @@ def test_a_model_far_from_its_minimum_is_brought_there_first():
     eraser.refine(X, Y, steps=20)
     eraser.erase(X[:1], Y[:1])
     assert not any("minimum" in reason for reason in eraser.outcome_.reasons)
-    assert eraser.epsilon_ < 1e-2
 
 
 @pytest.mark.parametrize(
