@@ -126,10 +126,15 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         except (NotPositiveDefinite, PrecisionLost) as error:
             raise Refused(self._refusal(state, len(weights), str(error))) from error
         whole = _whole(self.estimator_, inner)
-        outcome = self._outcome(state, new, tree, design, columns, weights, lost, transformers is not None)
-        outcome = replace(outcome, leverage_max=leverage, seconds=time.perf_counter() - started)
+        moved = _distance(state, new)
+        new = replace(new, travelled=state.travelled + (moved or 0.0))
+        outcome = self._outcome(state, new, moved, new.distance + lost, transformers is not None)
+        if moved is not None:
+            before, afterwards = mean_losses(state, new, tree, design, columns, weights)
+            outcome = replace(outcome, loss_before=before, loss_after=afterwards)
+        outcome = replace(outcome, k=len(weights), leverage_max=leverage, seconds=time.perf_counter() - started)
         self._set(whole, new, outcome)
-        return whole
+        return copy.deepcopy(whole)  # what its owner does to it must not change what the next request starts from
 
     def refine(self, X: Any, y: Any, sample_weight: Any = None, *, steps: int = 5, curvature: bool = True) -> Any:
         """A new estimator nearer to the refit, where the samples that remain can still be read.
@@ -167,7 +172,7 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         whole = _whole(self.estimator_, inner)
         lost = math.hypot(*(lost for _, lost in written))
         self._set(whole, new, self._refined_outcome(state, new, lost, transformers is not None))
-        return whole
+        return copy.deepcopy(whole)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """The sums, the curvature and the policy as a folder of safetensors; no pickle. The model is not in it."""
@@ -211,20 +216,13 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         )
         return new, tree.write(estimators, after), leverage, lost
 
-    def _outcome(
-        self, old: State, new: State, tree: Tree, design: np.ndarray, columns: list[np.ndarray], weights: np.ndarray,
-        lost: float, transformed: bool,
-    ) -> Outcome:  # fmt: skip
-        before, after = old.parameters(), new.parameters()
-        comparable = before.shape == after.shape
-        step = float(np.linalg.norm(after - before)) if comparable else math.nan
-        losses = mean_losses(old, new, tree, design, columns, weights) if comparable else (None, None)
-        epsilon = new.distance + lost
+    def _outcome(self, old: State, new: State, moved: float | None, epsilon: float, transformed: bool) -> Outcome:
+        size = float(np.linalg.norm(old.parameters()))
         reasons = reasons_for_caution(
             bounded=new.bounded,
             epsilon=epsilon,
-            step=step,
-            size=float(np.linalg.norm(after)),
+            travelled=new.travelled,
+            size=size,
             correction=new.correction,
             dropped=new.dropped,
             transformed=transformed,
@@ -233,45 +231,30 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
             verdict="caution" if reasons else "ok",
             reasons=tuple(reasons),
             notes=_notes(self.policy, new.exact),
-            k=len(weights),
+            k=0,
             n=new.samples,
             erased=new.erased,
             policy=self.policy,
             exact=new.exact,
             epsilon=epsilon,
             gradient=new.gradient,
-            step_norm=step if comparable else None,
-            relative_step=step / max(float(np.linalg.norm(before)), 1e-300) if comparable else None,
+            step_norm=moved,
+            relative_step=None if moved is None else moved / max(size, 1e-300),
             correction=new.correction,
-            loss_before=losses[0],
-            loss_after=losses[1],
         )
 
     def _refined_outcome(self, old: State, new: State, lost: float, transformed: bool) -> Outcome:
         """The last request's, as it stands now."""
-        known = getattr(self, "outcome_", None)
+        moved, known = _distance(old, new), getattr(self, "outcome_", None)
+        judged = replace(new, travelled=new.travelled or moved or 0.0, correction=0.0)  # by now it is at the minimum
+        now = self._outcome(old, judged, moved, new.distance + lost, transformed)
+        now = replace(now, notes=(*now.notes, f"Refined with the {new.samples} samples that remain."))
         if known is None:
-            known = Outcome("ok", (), (), 0, new.samples, new.erased, self.policy, exact=new.exact)
-        moved = float(np.linalg.norm(new.parameters() - old.parameters()))
-        epsilon, step = new.distance + lost, known.step_norm or moved
-        reasons = reasons_for_caution(
-            bounded=new.bounded,
-            epsilon=epsilon,
-            step=step,
-            size=float(np.linalg.norm(new.parameters())),
-            correction=0.0,  # by now it is at the minimum of what remains
-            dropped=new.dropped,
-            transformed=transformed,
-        )
-        return replace(
-            known,
-            verdict="caution" if reasons else "ok",
-            reasons=tuple(reasons),
-            notes=(*_notes(self.policy, new.exact), f"Refined with the {new.samples} samples that remain."),
-            epsilon=epsilon,
-            gradient=new.gradient,
-            loss_after=None,
-        )
+            return now
+        same = {
+            name: getattr(known, name) for name in ("k", "step_norm", "relative_step", "leverage_max", "loss_before")
+        }
+        return replace(now, **same, correction=known.correction)
 
     def _refusal(self, state: State, k: int, why: str) -> Outcome:
         reason = f"Without these samples the step cannot be taken: {why}. "
@@ -378,6 +361,12 @@ def _notes(policy: str, exact: bool) -> tuple[str, ...]:
     if policy == "joint" and not exact:
         return ("The first model and the sums at it are kept (policy joint): who has the eraser has that model.",)
     return ()
+
+
+def _distance(old: State, new: State) -> float | None:
+    """Between their parameters; None where a class has gone, and parameters with it."""
+    before, after = old.parameters(), new.parameters()
+    return float(np.linalg.norm(after - before)) if before.shape == after.shape else None
 
 
 def _whole(old: Any, last: Any) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 LARGE_CORRECTION = 0.05  # of ‖θ‖, from which on the estimator was not at the minimum
 TOO_FAR = 1.0  # of ‖θ‖, from which on one step may go anywhere
 NEGLIGIBLE = 1e-9  # of ‖θ‖: a distance that nobody asks about
-LARGE_BOUND = 0.5  # of the step: up to there at least half of what had to change is proved to have changed
+LARGE_BOUND = 0.5  # of all steps: up to there half of what had to change is proved to have changed
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Outcome:
 
 
 def reasons_for_caution(
-    *, bounded: bool, epsilon: float, step: float, size: float, correction: float, dropped: bool, transformed: bool
+    *, bounded: bool, epsilon: float, travelled: float, size: float, correction: float, dropped: bool, transformed: bool
 ) -> list[str]:
-    """`size`: ‖θ‖."""
+    """`travelled`: the lengths of all steps so far; `size`: ‖θ‖."""
     reasons = []
     if transformed:
         reasons.append(
@@ -78,10 +78,14 @@ def reasons_for_caution(
         reasons.append("The curvature of the squared hinge jumps at the margin, so that no distance can be proved.")
     elif dropped:
         reasons.append("A class has no samples left and was dropped: no distance from a refit without it is proved.")
-    elif not epsilon <= max(LARGE_BOUND * step, NEGLIGIBLE * size):
-        some = f"only a distance below {epsilon:.2g}, where the step is {step:.2g}"
-        share = "no distance" if math.isinf(epsilon) else some
-        reasons.append(f"From the sums alone, {share} from a refit can be proved; it may be much less.")
+    elif not epsilon <= max(LARGE_BOUND * travelled, NEGLIGIBLE * size):
+        if math.isinf(epsilon):
+            reasons.append("From the sums alone no distance from a refit can be proved; it may be small all the same.")
+        else:
+            reasons.append(
+                f"The distance from a refit is proved to be below {epsilon:.2g} only, where the model moved by "
+                f"{travelled:.2g} in all; it may be far smaller."
+            )
     if correction > LARGE_CORRECTION:
         reasons.append(
             f"The estimator was not at the minimum of its objective on this data ({correction:.2g} of ‖θ‖ away): the "

@@ -29,6 +29,7 @@ class State:
     Attributes:
         correction: how far, by one Newton step, the estimator was from the minimum at the fit, over ‖θ‖.
         weighted: whether samples came with weights. dropped: whether a class of a softmax model has vanished.
+        travelled: the lengths of all steps so far.
     """
 
     frame: Frame
@@ -38,6 +39,7 @@ class State:
     correction: float = 0.0
     weighted: bool = False
     dropped: bool = False
+    travelled: float = 0.0
 
     @classmethod
     def empty(cls, tree: Tree, frame: Frame, weighted: bool) -> State:

@@ -53,6 +53,7 @@ def save(eraser: Eraser, folder: str | os.PathLike[str]) -> None:
         "correction": state.correction,
         "weighted": state.weighted,
         "dropped": state.dropped,
+        "travelled": state.travelled,
         "epsilon": _finite(eraser.epsilon_),
         "leverage": eraser.leverage_,
         "leaves": leaves,
@@ -155,6 +156,7 @@ def _restore(kind: type[Eraser], estimator: Any, arrays: dict[str, np.ndarray], 
         correction=manifest["correction"],
         weighted=manifest["weighted"],
         dropped=manifest["dropped"],
+        travelled=manifest["travelled"],
     )
     eraser = kind(estimator, policy=manifest["policy"])
     eraser._set(estimator, state)
