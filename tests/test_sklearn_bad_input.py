@@ -71,11 +71,11 @@ UNSUPPORTED = [
     (RidgeCV(), "choice of the penalty"),
     (RidgeClassifierCV(), "choice of the penalty"),
     (GridSearchCV(tight(), {"C": [0.1, 1]}, cv=2), "best_estimator_"),
-    (RandomForestClassifier(n_estimators=2), "not linear"),
-    (GaussianNB(), "not linear"),
-    (SVC(), "not linear"),
+    (RandomForestClassifier(n_estimators=2), "none of the linear"),
+    (GaussianNB(), "none of the linear"),
+    (SVC(), "none of the linear"),
     (OtherObjective(), "subclass"),
-    (OneVsOneClassifier(tight()), "not linear"),
+    (OneVsOneClassifier(tight()), "none of the linear"),
     (ClassifierChain(tight()), None),
     (tight(solver="liblinear", l1_ratio=1), "L1"),
     (tight(solver="saga", l1_ratio=0.5, tol=1e-3), "L1"),
@@ -96,7 +96,7 @@ UNSUPPORTED = [
     (Pipeline([("a", StandardScaler()), ("b", "passthrough")]), "does not end in an estimator"),
     (OneVsRestClassifier(make_pipeline(StandardScaler(), tight())), "outermost"),
     (OneVsRestClassifier(LinearSVC(loss="hinge")), "no curvature"),
-    (StandardScaler(), "not linear"),
+    (StandardScaler(), "none of the linear"),
 ]
 
 
@@ -263,7 +263,7 @@ def test_samples_that_were_never_there(model, policy):
     coef = np.ravel(eraser.estimator_.coef_)
     across = np.linalg.svd(coef[None])[2][1]
     for many in (1, 30):
-        with refused(eraser, Refused, "nothing was changed.*leverage"):
+        with refused(eraser, Refused, "nothing was changed.*(leverage|longer)"):
             eraser.erase(np.repeat(1e4 * across[None], many, axis=0), Y[:many])
     eraser.erase(X[:2], Y[:2])
 
@@ -301,7 +301,7 @@ def test_features_that_follow_from_others(model):
     x = np.hstack([X, X[:, :1] + X[:, 1:2]])
     with quiet():
         estimator = fitted(model, x, Y)
-    with pytest.raises((NotPositiveDefinite, PrecisionLost), match="Drop features"):
+    with pytest.raises((NotPositiveDefinite, PrecisionLost), match="drop features"):
         Eraser(estimator).fit(x, Y)
 
 

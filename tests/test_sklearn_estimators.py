@@ -323,7 +323,7 @@ def test_a_pipeline_keeps_its_transformers_and_says_so():
     assert list(new.named_steps) == list(first.named_steps)
     inside = Data(first[:-1].transform(data.x), data.y, data.weights).without(GONE)
     np.testing.assert_allclose(parameters(new), refits.one_step(first[-1], inside), atol=1e-10)
-    assert any("transformers stay" in reason for reason in eraser.outcome_.reasons)
+    assert any("transformers stay" in note for note in eraser.outcome_.notes)
     assert new[0] is not first[0]
 
 

@@ -76,5 +76,5 @@ class ErasableLogisticRegression(LogisticRegression):
         self.n_erased_, self.epsilon_, self.leverage_ = eraser.n_erased_, eraser.epsilon_, eraser.leverage_
         if hasattr(eraser, "outcome_"):
             self.outcome_ = eraser.outcome_
-        eraser.estimator = eraser.estimator_ = None
+        eraser.estimator = eraser.estimator_ = None  # the model itself
         self._eraser = eraser

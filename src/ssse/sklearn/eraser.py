@@ -14,11 +14,13 @@ from sklearn.base import BaseEstimator, MetaEstimatorMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
 
-from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite, PrecisionLost, Refused
+from ssse.errors import InvalidData, InvalidSetting, ModelMismatch, NotPositiveDefinite, PrecisionLost, Refused
 from ssse.progress import bar
+from ssse.sklearn.checks import check_counts, check_weighted, sample_weights, too_long
+from ssse.sklearn.fingerprint import mark_of
 from ssse.sklearn.frame import Frame
-from ssse.sklearn.leaves import Classifier, Removal, Tally
-from ssse.sklearn.outcome import TOO_FAR, Outcome, reasons_for_caution
+from ssse.sklearn.leaves import Removal, Tally
+from ssse.sklearn.outcome import TOO_FAR, Outcome, notes_on, reasons_for_caution
 from ssse.sklearn.state import State, check_memory, finish, look_again, mean_losses, refined, take_in
 from ssse.sklearn.tree import Tree, tree_of
 
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
     import os
 
 POLICIES = ("rebase", "joint")
+SAME_AFTER_REFINING = ("k", "step_norm", "relative_step", "due", "leverage_max", "loss_before", "correction")
+TOO_LONG = (
+    "The step would be {:.3g} times as long as the coefficients, too far for one step. These samples were not in the "
+    "training data in this form (other preprocessing, other labels?), or they are too many: erase fewer at a time."
+)
 TOO_FAR_AWAY = (
     "The estimator is not near the minimum of its objective on this data: the step there is {:.3g} times as long as "
     "its coefficients, and may go anywhere. Train it further, or bring it there with `refine` and its data. Or was it "
@@ -93,6 +100,8 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         state = getattr(self, "state_", None)
         if state is None or not self.in_parts_:
             state = self._begin(tree, x, sample_weight is not None)
+        elif mark_of(tree) != self.mark_:
+            raise ModelMismatch("The estimator was changed since the first part of the data was taken in.")
         elif state.weighted != (sample_weight is not None):
             raise InvalidData("sample_weight must be given with every part of the data, or with none.")
         with bar("curvature", x.shape[0], self.progress) as advance:
@@ -110,28 +119,36 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         """
         started = time.perf_counter()
         state = self._finished_state()
-        transformers, tree = tree_of(self.estimator_)
+        transformers, tree = self._current_tree()
         x, columns, weights = self._read(transformers, tree, X, y, sample_weight)
-        self._check_weighted(state, sample_weight)
+        check_weighted(state, sample_weight)
         after = [
             tally - leaf.tally(codes, weights)
             for tally, leaf, codes in zip(state.tallies, tree.leaves, columns, strict=True)
         ]
-        self._check_counts(tree, state, after, len(weights))
+        check_counts(tree, state, after, len(weights))
         if state.correction > TOO_FAR:
             raise Refused(self._outcome_refused(state, len(weights), TOO_FAR_AWAY.format(state.correction)))
         design = state.frame.design(x)
+        if why := too_long(state, design):
+            raise Refused(self._outcome_refused(state, len(weights), why))
         try:
             new, inner, leverage, lost = self._erase(state, tree, design, columns, weights, after)
         except (NotPositiveDefinite, PrecisionLost) as error:
             raise Refused(self._refusal(state, len(weights), str(error))) from error
         whole = _whole(self.estimator_, inner)
         moved = _distance(state, new)
-        new = replace(new, travelled=state.travelled + (moved or 0.0))
-        outcome = self._outcome(state, new, moved, new.distance + lost, transformers is not None)
+        if (
+            moved is not None
+            and not new.exact
+            and moved > TOO_FAR * (size := float(np.linalg.norm(state.parameters())))
+        ):
+            raise Refused(self._outcome_refused(state, len(weights), TOO_LONG.format(moved / max(size, 1e-300))))
+        (due, before), epsilon = self._due(state, new, moved), new.distance + lost
+        outcome = self._outcome(state, new, moved, epsilon, max(epsilon - before, 0.0), due, transformers is not None)
         if moved is not None:
-            before, afterwards = mean_losses(state, new, tree, design, columns, weights)
-            outcome = replace(outcome, loss_before=before, loss_after=afterwards)
+            losses = mean_losses(state, new, tree, design, columns, weights)
+            outcome = replace(outcome, loss_before=losses[0], loss_after=losses[1])
         outcome = replace(outcome, k=len(weights), leverage_max=leverage, seconds=time.perf_counter() - started)
         self._set(whole, new, outcome)
         return copy.deepcopy(whole)  # what its owner does to it must not change what the next request starts from
@@ -153,9 +170,9 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         if not isinstance(steps, int) or steps < 1:
             raise InvalidSetting(f"steps must be a whole number from 1 on, not {steps!r}.")
         state = self._finished_state()
-        transformers, tree = tree_of(self.estimator_)
+        transformers, tree = self._current_tree()
         x, columns, weights = self._read(transformers, tree, X, y, sample_weight)
-        self._check_weighted(state, sample_weight)
+        check_weighted(state, sample_weight)
         for leaf, tally, codes in zip(tree.leaves, state.tallies, columns, strict=True):
             if not np.array_equal(leaf.tally(codes, weights).counts, tally.counts):
                 raise InvalidData(
@@ -216,21 +233,18 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         )
         return new, tree.write(estimators, after), leverage, lost
 
-    def _outcome(self, old: State, new: State, moved: float | None, epsilon: float, transformed: bool) -> Outcome:
+    def _outcome(
+        self, old: State, new: State, moved: float | None, epsilon: float, unproved: float, due: float, pipeline: bool
+    ) -> Outcome:
+        """`due`: by how much the samples had to move the model; `unproved`: how much of that is not proved."""
         size = float(np.linalg.norm(old.parameters()))
         reasons = reasons_for_caution(
-            bounded=new.bounded,
-            epsilon=epsilon,
-            travelled=new.travelled,
-            size=size,
-            correction=new.correction,
-            dropped=new.dropped,
-            transformed=transformed,
+            bounded=new.bounded, unproved=unproved, due=due, size=size, correction=new.correction, dropped=new.dropped
         )
         return Outcome(
             verdict="caution" if reasons else "ok",
             reasons=tuple(reasons),
-            notes=_notes(self.policy, new.exact),
+            notes=notes_on(self.policy, exact=new.exact, pipeline=pipeline),
             k=0,
             n=new.samples,
             erased=new.erased,
@@ -238,23 +252,36 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
             exact=new.exact,
             epsilon=epsilon,
             gradient=new.gradient,
+            due=due,
             step_norm=moved,
             relative_step=None if moved is None else moved / max(size, 1e-300),
             correction=new.correction,
         )
 
-    def _refined_outcome(self, old: State, new: State, lost: float, transformed: bool) -> Outcome:
+    def _due(self, old: State, new: State, moved: float | None) -> tuple[float, float]:
+        """By how much the samples had to move the model, at least, and what was unproved of it before.
+
+        A step also goes where the solver had not yet gone; that is not the samples' part. From "joint" on, all
+        requests since the fit are one.
+        """
+        if moved is None:
+            return 0.0, 0.0
+        if self.policy == "joint":
+            return max(0.0, float(np.linalg.norm(new.parameters() - new.parameters(anchor=True))) - new.shift), 0.0
+        first = old.erased == 0 or old.known_gradient
+        return max(0.0, moved - old.shift * first), 0.0 if first else old.distance
+
+    def _refined_outcome(self, old: State, new: State, lost: float, pipeline: bool) -> Outcome:
         """The last request's, as it stands now."""
         moved, known = _distance(old, new), getattr(self, "outcome_", None)
-        judged = replace(new, travelled=new.travelled or moved or 0.0, correction=0.0)  # by now it is at the minimum
-        now = self._outcome(old, judged, moved, new.distance + lost, transformed)
+        due = (moved or 0.0) if known is None else known.due or 0.0
+        epsilon = new.distance + lost
+        now = self._outcome(old, new, moved, epsilon, epsilon, due, pipeline)
         now = replace(now, notes=(*now.notes, f"Refined with the {new.samples} samples that remain."))
         if known is None:
             return now
-        same = {
-            name: getattr(known, name) for name in ("k", "step_norm", "relative_step", "leverage_max", "loss_before")
-        }
-        return replace(now, **same, correction=known.correction)
+        same = {name: getattr(known, name) for name in SAME_AFTER_REFINING}
+        return replace(now, **same)
 
     def _refusal(self, state: State, k: int, why: str) -> Outcome:
         reason = f"Without these samples the step cannot be taken: {why}. "
@@ -273,22 +300,15 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
     def _outcome_refused(self, state: State, k: int, reason: str) -> Outcome:
         return Outcome("refused", (reason,), (), k, state.samples, state.erased, self.policy)
 
-    def _check_counts(self, tree: Tree, state: State, after: list[Tally], k: int) -> None:
-        for leaf, tally, left in zip(tree.leaves, state.tallies, after, strict=True):
-            for place in np.flatnonzero(left.counts < 0):
-                of = f" of class {leaf.classes.tolist()[place]!r}" if isinstance(leaf, Classifier) else ""
-                there = tally.counts[place]
-                raise InvalidData(
-                    f"{there} samples{of} are left, and {there - left.counts[place]} are to be erased: these were not "
-                    "all in the training data."
-                )
-        if k >= state.samples:
-            raise InvalidData(f"All {state.samples} samples that are left would be erased; something must remain.")
-
-    def _check_weighted(self, state: State, sample_weight: Any) -> None:
-        if state.weighted != (sample_weight is not None):
-            given = "none were" if state.weighted else "some were"
-            raise InvalidData(f"sample_weight must be given as it was for fit; {given} given now.")
+    def _current_tree(self) -> tuple[Pipeline | None, Tree]:
+        """Of `estimator_`, which must be as the last request left it: its sums are of that."""
+        transformers, tree = tree_of(self.estimator_)
+        if mark_of(tree) != self.mark_:
+            raise ModelMismatch(
+                "The estimator was changed since its sums were taken: settings of the objective, classes and "
+                "coefficients must stay as they were. Fit the eraser again."
+            )
+        return transformers, tree
 
     def _read(
         self, transformers: Pipeline | None, tree: Tree, X: Any, y: Any, sample_weight: Any
@@ -307,7 +327,7 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         for codes in columns:
             if len(codes) != x.shape[0]:
                 raise InvalidData(f"X has {x.shape[0]} samples and y {len(codes)}.")
-        return x, columns, _sample_weights(sample_weight, x.shape[0])
+        return x, columns, sample_weights(sample_weight, x.shape[0])
 
     def _begin(self, tree: Tree, x: Any, weighted: bool) -> State:
         frame = Frame.choose(x, intercept=tree.intercept, movable=tree.movable)
@@ -331,7 +351,7 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
             raise InvalidSetting(f"policy must be one of {', '.join(POLICIES)}, not {self.policy!r}.")
 
     def _set(self, estimator: Any, state: State, outcome: Outcome | None = None) -> None:
-        self.estimator_, self.state_ = estimator, state
+        self.estimator_, self.state_, self.mark_ = estimator, state, mark_of(tree_of(estimator)[1])
         if outcome is not None:
             self.outcome_ = outcome
         else:
@@ -339,28 +359,6 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         self.n_erased_ = state.erased
         self.epsilon_ = state.distance if outcome is None else outcome.epsilon
         self.leverage_ = 0.0 if outcome is None else outcome.leverage_max
-
-
-def _sample_weights(given: Any, samples: int) -> np.ndarray:
-    if given is None:
-        return np.ones(samples)
-    try:
-        weights = np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InvalidData("sample_weight must hold numbers.") from None
-    if weights.ndim == 0:
-        weights = np.full(samples, float(weights))
-    if weights.shape != (samples,):
-        raise InvalidData(f"sample_weight has the shape {weights.shape}, for {samples} samples.")
-    if not np.isfinite(weights).all() or (weights < 0).any():
-        raise InvalidData("sample_weight must be finite and not negative.")
-    return weights
-
-
-def _notes(policy: str, exact: bool) -> tuple[str, ...]:
-    if policy == "joint" and not exact:
-        return ("The first model and the sums at it are kept (policy joint): who has the eraser has that model.",)
-    return ()
 
 
 def _distance(old: State, new: State) -> float | None:

@@ -71,7 +71,7 @@ class Sums:
         else:
             grams = tuple(plus_squares(mine, rows, -1.0) for mine, rows in zip(self.grams, other.rows, strict=True))
         slopes = tuple(mine - theirs for mine, theirs in zip(self.slopes, other.slopes, strict=True))
-        return Sums(slopes, grams, largest=self.largest)
+        return Sums(slopes, grams, largest=self.largest, energy=self.energy)
 
 
 @dataclass(frozen=True)
@@ -175,9 +175,9 @@ class Head:
         out[np.diag_indices_from(out)] += self.penalty(self.samples)
         return out
 
-    def times(self, v: np.ndarray) -> np.ndarray:
-        """M v, without forming M."""
-        out = self.penalty(self.samples)[:, None] * v
+    def times(self, v: np.ndarray, penalised: bool = True) -> np.ndarray:
+        """M v, or that of the samples alone, without forming M."""
+        out = self.penalty(self.samples)[:, None] * v if penalised else np.zeros_like(v)
         for weight, gram in zip(self.weights, self.sums.grams, strict=True):
             out += weight * (gram @ v)
         return out
@@ -195,7 +195,8 @@ class Head:
         matrix = head.matrix()
         inverse = invert(matrix)
         bound = Bound.at_fit(head.loss, frame, matrix, inverse, head.sums.largest, None)
-        head = replace(head, inverse=inverse, peak=power_of_two(np.diagonal(matrix), above=True))
+        sums = replace(head.sums, energy=coarse(head.sums.energy))
+        head = replace(head, sums=sums, inverse=inverse, peak=power_of_two(np.diagonal(matrix), above=True))
         gradient = head.gradient()
         left = length(gradient, inverse @ gradient) + _rounding(head, head.theta)
         return replace(head, bound=replace(bound, left=left))
@@ -291,10 +292,10 @@ class Head:
         gradient = self.gradient()
         step = -(self.inverse @ gradient)
         step -= self.inverse @ (gradient + self.times(step))
-        curved = self.times(step)
+        data = self.times(step, penalised=False)
+        curved = data + self.penalty(self.samples)[:, None] * step
         left, theta = gradient + curved, self.anchor + step
         rounding = length(left, self.inverse @ left) + _rounding(self, theta)
-        data = curved - self.penalty(self.samples)[:, None] * step
         lengths = (length(step, curved), length(step, data))
         bound = self.bound.moved_by(step, *lengths, rounding, frame, self.inverse, joint=joint)
         if joint:
@@ -352,7 +353,7 @@ def narrowed(head: Head, stays: np.ndarray, intercept: bool) -> Head:
     )  # fmt: skip
     ridge = head.ridge.reshape(width, -1)[:, : new.shape[1]].ravel()
     kept = [group for group in range(head.groups) if head.groups == 1 or group in set(stays.tolist())]
-    sums = Sums(tuple(slopes[g] for g in kept), tuple(grams[g] for g in kept), largest=head.sums.largest)
+    sums = replace(head.sums, slopes=tuple(slopes[g] for g in kept), grams=tuple(grams[g] for g in kept))
     weights = tuple(head.weights[g] for g in kept)
     narrow = replace(
         head, loss=Softmax(len(stays)), theta=theta, anchor=anchor, ridge=ridge, sums=sums, weights=weights,
@@ -369,6 +370,7 @@ def _as_difference(head: Head) -> Head:
         tuple(factor * slope for slope in head.sums.slopes),
         tuple(factor**2 * gram for gram in head.sums.grams),
         largest=head.sums.largest,
+        energy=head.sums.energy,
     )
     return replace(head, loss=Logistic(), theta=head.theta / factor, anchor=head.anchor / factor, sums=sums)
 

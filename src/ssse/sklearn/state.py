@@ -27,19 +27,17 @@ class State:
     """Of each leaf of the tree: how many samples of each class, and its heads.
 
     Attributes:
-        correction: how far, by one Newton step, the estimator was from the minimum at the fit, over ‖θ‖.
+        shift: how far, by one Newton step, the estimator was from the minimum when the curvature was taken.
         weighted: whether samples came with weights. dropped: whether a class of a softmax model has vanished.
-        travelled: the lengths of all steps so far.
     """
 
     frame: Frame
     tallies: tuple[Tally, ...]
     heads: tuple[tuple[Head, ...], ...]
     erased: int = 0
-    correction: float = 0.0
+    shift: float = 0.0
     weighted: bool = False
     dropped: bool = False
-    travelled: float = 0.0
 
     @classmethod
     def empty(cls, tree: Tree, frame: Frame, weighted: bool) -> State:
@@ -73,18 +71,30 @@ class State:
         return math.hypot(*(head.bound.gradient for head in self.all_heads))
 
     @property
+    def correction(self) -> float:
+        """That shift, over the length of the parameters."""
+        size = float(np.linalg.norm(self.parameters()))
+        return self.shift / size if size else (math.inf if self.shift else 0.0)
+
+    @property
     def exact(self) -> bool:
         return all(head.loss.exact for head in self.all_heads)
+
+    @property
+    def known_gradient(self) -> bool:
+        """Whether the gradient at the anchor was measured, and nothing of it is only bounded."""
+        return all(head.bound.residual == 0 for head in self.all_heads)
 
     @property
     def bounded(self) -> bool:
         return all(head.loss.bounded for head in self.all_heads)
 
-    def parameters(self) -> np.ndarray:
-        """All coefficients and intercepts, as scikit-learn counts them."""
+    def parameters(self, anchor: bool = False) -> np.ndarray:
+        """All coefficients and intercepts, as scikit-learn counts them; or those that the sums are of."""
         found = []
         for head in self.all_heads:
-            coef, intercept = self.frame.outside(head.loss.wide(head.theta, self.frame.width))
+            at = head.anchor if anchor else head.theta
+            coef, intercept = self.frame.outside(head.loss.wide(at, self.frame.width))
             found += [coef.ravel(), intercept]
         return np.concatenate(found)
 
@@ -152,15 +162,20 @@ def finish(state: State, tree: Tree) -> State:
             )
         except (NotPositiveDefinite, PrecisionLost) as error:
             raise type(error)(
-                f"{leaf.name}: {error}. A refit would not be determined either. Drop features that follow from others, "
-                "or use a penalty."
+                f"{leaf.name}: {error}. scikit-learn then takes one of many solutions, which is not supported: drop "
+                "features that follow from others (OneHotEncoder(drop='first')), or use a penalty."
             ) from error
     new = state.with_heads(heads)
-    moved = before = 0.0
-    for head in new.all_heads:
-        moved = math.hypot(moved, float(np.linalg.norm(head.solve(head.gradient()))))
-        before = math.hypot(before, float(np.linalg.norm(head.theta)))
-    return replace(new, correction=moved / before if before else 0.0)
+    return replace(new, shift=_shift(new))
+
+
+def _shift(state: State) -> float:
+    """How long the step to the minimum is, by the gradient where the model is."""
+    total = 0.0
+    for head in state.all_heads:
+        step = head.loss.wide(head.solve(head.gradient()), state.frame.width)
+        total = math.hypot(total, *(float(np.linalg.norm(part)) for part in state.frame.outside(step)))
+    return total
 
 
 def look_again(state: State, x: Any, advance: Advance) -> State:
@@ -236,6 +251,7 @@ def refined(
         fresh = slow
         if slow:
             best = anew(best, tree, *samples)
+    best = replace(best, shift=_shift(best))
     return anew(best, tree, *samples) if curvature and not fresh else best
 
 

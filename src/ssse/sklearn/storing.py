@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import sparse
 
 from ssse.environment import now
 from ssse.errors import BrokenArtefact, ModelMismatch
 from ssse.sklearn.bound import Bound
+from ssse.sklearn.fingerprint import fingerprint
 from ssse.sklearn.frame import Frame
 from ssse.sklearn.head import Head, Sums
-from ssse.sklearn.leaves import Leaf, Tally
+from ssse.sklearn.leaves import Tally
 from ssse.sklearn.losses import Softmax, loss_named
 from ssse.sklearn.state import State
-from ssse.sklearn.tree import tree_of
 
 if TYPE_CHECKING:
     from ssse.sklearn.eraser import Eraser
 
 KIND = "scikit-learn"  # what tells such a folder from a curvature of a PyTorch model
-OBJECTIVE = (
-    "C", "alpha", "penalty", "l1_ratio", "fit_intercept", "intercept_scaling", "class_weight", "loss", "positive",
-    "solver",
-)  # fmt: skip
 
 
 def save(eraser: Eraser, folder: str | os.PathLike[str]) -> None:
@@ -50,10 +44,9 @@ def save(eraser: Eraser, folder: str | os.PathLike[str]) -> None:
         "in_parts": eraser.in_parts_,
         "intercept": state.frame.intercept,
         "erased": state.erased,
-        "correction": state.correction,
+        "shift": state.shift,
         "weighted": state.weighted,
         "dropped": state.dropped,
-        "travelled": state.travelled,
         "epsilon": _finite(eraser.epsilon_),
         "leverage": eraser.leverage_,
         "leaves": leaves,
@@ -80,47 +73,6 @@ def load(kind: type[Eraser], folder: str | os.PathLike[str], estimator: Any, ver
             "coefficients must be as when it was saved (eraser.estimator_)."
         )
     return found
-
-
-def fingerprint(estimator: Any) -> str:
-    """Which model: its classes, its objective, and its coefficients to the last bit."""
-    hasher = hashlib.sha256()
-    transformers, tree = tree_of(estimator)
-    _take_in(hasher, [type(tree.estimator).__name__, getattr(tree.estimator, "classes_", None)])
-    _take_in(hasher, [] if transformers is None else [step for _, step in transformers.steps])
-    for leaf in tree.leaves:
-        hasher.update(_what(leaf).encode())
-        for name in ("coef_", "intercept_"):
-            value = np.ascontiguousarray(getattr(leaf.estimator, name))
-            hasher.update(f"{name}{value.dtype}{value.shape}".encode() + value.tobytes())
-    return hasher.hexdigest()
-
-
-def _take_in(hasher: Any, thing: Any) -> None:
-    """Numbers and texts, and of an estimator its settings and what it learned: attributes that end in _ alone."""
-    if isinstance(thing, np.ndarray) and thing.dtype != object:
-        hasher.update(f"{thing.dtype}{thing.shape}".encode() + np.ascontiguousarray(thing).tobytes())
-    elif sparse.issparse(thing):
-        rows: Any = sparse.csr_array(thing)
-        _take_in(hasher, [rows.shape, rows.data, rows.indices, rows.indptr])
-    elif isinstance(thing, dict):
-        _take_in(hasher, [part for key in sorted(thing, key=repr) for part in (key, thing[key])])
-    elif isinstance(thing, list | tuple | np.ndarray):
-        hasher.update(f"{len(thing)}(".encode())
-        for part in thing:
-            _take_in(hasher, part)
-    elif hasattr(thing, "get_params") and not isinstance(thing, type):
-        learned = {key: value for key, value in vars(thing).items() if key.endswith("_") and not key.startswith("_")}
-        _take_in(hasher, [type(thing).__name__, thing.get_params(deep=False), learned])
-    else:
-        plain = thing is None or isinstance(thing, str | bytes | bool | int | float | np.generic)
-        hasher.update((repr(thing) if plain else type(thing).__name__).encode() + b";")
-
-
-def _what(leaf: Leaf) -> str:
-    settings = {name: repr(getattr(leaf.estimator, name, None)) for name in OBJECTIVE}
-    classes = [repr(one) for one in getattr(leaf.estimator, "classes_", np.zeros(0)).tolist()]
-    return f"{leaf.name}{settings}{classes}"
 
 
 def _describe(head: Head, name: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -153,10 +105,9 @@ def _restore(kind: type[Eraser], estimator: Any, arrays: dict[str, np.ndarray], 
         tuple(Tally(arrays[f"{i}.counts"], arrays[f"{i}.mass"]) for i in range(len(leaves))),
         tuple(tuple(_head(one, f"{i}.{j}", arrays) for j, one in enumerate(heads)) for i, heads in enumerate(leaves)),
         erased=manifest["erased"],
-        correction=manifest["correction"],
+        shift=manifest["shift"],
         weighted=manifest["weighted"],
         dropped=manifest["dropped"],
-        travelled=manifest["travelled"],
     )
     eraser = kind(estimator, policy=manifest["policy"])
     eraser._set(estimator, state)

@@ -187,7 +187,7 @@ def _reason(estimator: Any) -> str:
     name = type(estimator).__name__
     if isinstance(estimator, BaseSearchCV):
         return "its choice of settings looked at all samples. Pass its best_estimator_."
-    if name.endswith("CV"):
+    if name.endswith("CV") and (hasattr(estimator, "C_") or hasattr(estimator, "alpha_")):
         return "its choice of the penalty looked at all samples. Fit the model without CV with the penalty it chose."
     if isinstance(estimator, Pipeline):
         return "a pipeline must be outermost, its last step holding the several outputs."
@@ -195,7 +195,7 @@ def _reason(estimator: Any) -> str:
         return "it is a subclass, whose objective may be another."
     if hasattr(estimator, "coef_"):
         return f"its objective has no second derivative that is known here. Supported: {SUPPORTED}."
-    return f"it is not linear in its parameters. Supported: {SUPPORTED}."
+    return f"it is none of the linear models that are. Supported: {SUPPORTED}."
 
 
 def _codes(what: str, leaf: Leaf, column: Any) -> np.ndarray:
@@ -207,8 +207,7 @@ def _codes(what: str, leaf: Leaf, column: Any) -> np.ndarray:
 
 def _shallow(estimator: Any) -> Any:
     """A copy whose fitted parts are about to be replaced; the rest of it is not shared either."""
-    parts, estimator.estimators_ = estimator.estimators_, []
-    try:
-        return copy.deepcopy(estimator)
-    finally:
-        estimator.estimators_ = parts
+    new = copy.copy(estimator)
+    for name, value in vars(estimator).items():
+        setattr(new, name, [] if name == "estimators_" else copy.deepcopy(value))
+    return new

@@ -1,0 +1,60 @@
+"""What must hold of the samples of a request before a step is tried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ssse.errors import InvalidData
+from ssse.sklearn.leaves import Classifier, Tally
+from ssse.sklearn.state import State
+from ssse.sklearn.tree import Tree
+
+
+def check_counts(tree: Tree, state: State, after: list[Tally], k: int) -> None:
+    """No class may have fewer samples than go, and something must remain."""
+    for leaf, tally, left in zip(tree.leaves, state.tallies, after, strict=True):
+        for place in np.flatnonzero(left.counts < 0):
+            of = f" of class {leaf.classes.tolist()[place]!r}" if isinstance(leaf, Classifier) else ""
+            there = tally.counts[place]
+            raise InvalidData(
+                f"{there} samples{of} are left, and {there - left.counts[place]} are to be erased: these were not "
+                "all in the training data."
+            )
+    if k >= state.samples:
+        raise InvalidData(f"All {state.samples} samples that are left would be erased; something must remain.")
+
+
+def too_long(state: State, design: np.ndarray) -> str:
+    """Why not, if a sample is longer than any that there was."""
+    largest = max(head.sums.largest for head in state.all_heads)
+    longer = np.flatnonzero(np.einsum("ij,ij->i", design, design) > largest)
+    if not len(longer):
+        return ""
+    return (
+        f"{len(longer)} of the samples (first at place {longer[0]}) are longer than any that the eraser was fitted to: "
+        "they were not in the training data, or went through another preprocessing."
+    )
+
+
+def check_weighted(state: State, sample_weight: Any) -> None:
+    if state.weighted != (sample_weight is not None):
+        given = "none were" if state.weighted else "some were"
+        raise InvalidData(f"sample_weight must be given as it was for fit; {given} given now.")
+
+
+def sample_weights(given: Any, samples: int) -> np.ndarray:
+    if given is None:
+        return np.ones(samples)
+    try:
+        weights = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidData("sample_weight must hold numbers.") from None
+    if weights.ndim == 0:
+        weights = np.full(samples, float(weights))
+    if weights.shape != (samples,):
+        raise InvalidData(f"sample_weight has the shape {weights.shape}, for {samples} samples.")
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        raise InvalidData("sample_weight must be finite and not negative.")
+    return weights
