@@ -48,9 +48,9 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
 
     Parameters:
         estimator: fitted; it stays as it is.
-        policy: "rebase": every request starts from the model that the last one made, and of the model before nothing is
-            kept. "joint": the first model and the sums at it stay, so that any order and grouping of the same requests
-            gives the same model as one request.
+        policy: "rebase": every request starts from the model that the last one made; of the models before, their
+            curvature is kept, less what was erased. "joint": the first model and the sums at it stay, so that any order
+            and grouping of the same requests gives the same model as one request.
         memory_budget: bytes, or a text like "8GiB"; 60 % of what is free if not given.
         progress: a bar on stderr while `fit` reads.
 

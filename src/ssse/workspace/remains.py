@@ -88,7 +88,10 @@ def _curvature_now(erased: Mapping[str, Any]) -> str:
         and not erased.get("exact")
         and erased["structure"] in ("dense", "diagonal", "recurrence", "truncated")
     ):
-        drift = " In a stream a remainder stays, of the size by which the model moved between requests."
+        drift = (
+            " In a stream a remainder stays, of the size by which the model moved between requests; and who also has "
+            "all the data that stays can solve for the model that it was taken at. `ssse fit --again` ends both."
+        )
     return f"holds {words}.{drift}"
 
 
