@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import numpy as np
-from scipy.linalg import eigh, get_blas_funcs, get_lapack_funcs
+from scipy.linalg import eigh, get_lapack_funcs
 from scipy.sparse.linalg import ArpackError, eigsh
 
 from ssse.errors import NotPositiveDefinite, PrecisionLost
@@ -41,11 +41,11 @@ def invert(matrix: np.ndarray, peak: np.ndarray | None = None) -> np.ndarray:
 
 
 def plus_squares(matrix: np.ndarray, rows: np.ndarray, factor: float = 1.0) -> np.ndarray:
-    """matrix + factor·RᵀR of a symmetric matrix, in one pass over it: numpy would make two more."""
-    if not len(rows):
-        return matrix
-    (gemm,) = get_blas_funcs(("gemm",), (matrix,))
-    return gemm(factor, rows.T, rows.T, trans_b=True, beta=1.0, c=matrix.T).T
+    """matrix + factor·RᵀR. By numpy alone: scipy brings threads of its own, and both wait for each other's."""
+    out = rows.T @ rows
+    out *= factor
+    out += matrix
+    return out
 
 
 def downdate(inverse: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, float]:
