@@ -82,6 +82,11 @@ class OfEstimators(Engine):
         except SSSEError as error:
             raise InvalidData(f"'{source.name}': {error}") from error
         except Exception as error:
+            if not np.isfinite(x).all():  # an imputer would have taken it
+                raise InvalidData(
+                    f"'{source.name}' holds NaN or infinity in its inputs, which the model does not take. Repair those "
+                    "values, or leave the samples out."
+                ) from error
             raise InvalidModel(
                 f"The model cannot be run on '{source.name}', whose inputs have the shape {shape}: {cause(error)}."
             ) from error
