@@ -24,9 +24,9 @@ from cifar import DECAY, EPOCHS, TRAIN, Clock, accuracy, find, load, train
 from record import Report, run_alone
 from resnet import ResNet20
 from ssse.curvature import fit as fit_module
-from ssse.partition import Block
-from ssse.problem import Problem
-from ssse.sampling import RowKind, measure_held
+from ssse.problem.parameters import Block
+from ssse.problem.problem import Problem
+from ssse.rows.kinds import RowKind, measure_held
 
 DAMPING = 1e-4
 

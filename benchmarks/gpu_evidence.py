@@ -20,7 +20,7 @@ from cifar import DECAY, EPOCHS, TRAIN, Clock, find, load, train
 from record import Report, run_alone
 from resnet import ResNet20
 from ssse import baselines
-from ssse.table import Cell
+from ssse.evaluation.table import Cell
 
 FORGOTTEN, BATCH, LOSS = 0, 2000, "cross_entropy"
 SCALES = np.geomspace(1e-2, 1e2, 50)

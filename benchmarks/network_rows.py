@@ -14,8 +14,8 @@ import torch.nn.functional as F
 
 from record import Report, best_of, run_alone
 from resnet import settled_resnet20
-from ssse.problem import Problem
-from ssse.sampling import RowKind, measure_held
+from ssse.problem.problem import Problem
+from ssse.rows.kinds import RowKind, measure_held
 
 BATCH = 128
 

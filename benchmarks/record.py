@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ssse
-from ssse.experiments.result import Target
+from ssse.paper.result import Target
 
 RESULTS = Path(__file__).parent / "results"
 DATA = Path("data")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ssse.experiments.resnet import ResNet20
+from ssse.paper.resnet import ResNet20
 
 __all__ = ["ResNet20", "settled_resnet20"]
 

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 import ssse
 from record import Report, best_of, run_alone
-from ssse.splits import four_splits
+from ssse.evaluation.splits import four_splits
 
 TRAIN, TEST, FORGET, SCALES = 45_000, 10_000, 4_500, np.geomspace(0.1, 10, 50)
 BATCH = 1024

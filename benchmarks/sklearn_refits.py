@@ -6,7 +6,7 @@ and seconds. Everything below was fixed before any result was seen:
 
     breast cancer, wine, diabetes   StandardScaler, C = 1 and alpha = 1
     digits                          X / 16, C = 1 and alpha = 1
-    faces, pets, animals50          as in `ssse.experiments`: faces with a mean squared norm of 1, the others
+    faces, pets, animals50          as in `ssse.paper.experiments`: faces with a mean squared norm of 1, the others
                                     standardised and divided by √1280, a random 70 % to train on; C = 1/(n · 1e-4), the
                                     weight decay there
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from record import Report, run_alone
 from ssse.demo import WEIGHT_DECAY, train
-from ssse.files import size_of
-from ssse.workspace.api import Workspace
+from ssse.system.files import size_of
+from ssse.workspace.workspace import Workspace
 
 REQUESTS, SAMPLES, CLASSES, INPUTS = 1000, 10_000, 10, 64
 POLICIES = ("joint", "rebase")

@@ -17,8 +17,15 @@ from torch.utils.data import TensorDataset
 from typer.testing import CliRunner
 
 import ssse
-from ssse.cli import app
-from ssse.cli.frame import BUSY, DAMAGED, FAILED, IMPOSSIBLE, REFUSED, STOPPED
+from ssse.cli.app import app
+from ssse.cli.console import (
+    BUSY,
+    DAMAGED,
+    FAILED,
+    IMPOSSIBLE,
+    REFUSED,
+    STOPPED,
+)
 from ssse.demo import LOSS, Digits, train
 from ssse.workspace.settings import Settings
 

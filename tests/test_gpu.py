@@ -9,7 +9,7 @@ import torch
 
 import ssse
 from ssse.errors import ModelMismatch
-from tests import problems, workspaces
+from tests.support import problems, workspaces
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,49 +11,49 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ssse.system.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from ssse import baselines as baselines
     from ssse import metrics as metrics
     from ssse import sklearn as sklearn
-    from ssse.calibration import Calibration as Calibration
-    from ssse.calibration import calibrate as calibrate
+    from ssse.calibration.calibrate import Calibration as Calibration
+    from ssse.calibration.calibrate import calibrate as calibrate
+    from ssse.calibration.scan import Scan as Scan
+    from ssse.calibration.scan import scan as scan
     from ssse.curvature import Curvature as Curvature
     from ssse.curvature import plan as plan
-    from ssse.diagnostics import Diagnostics as Diagnostics
-    from ssse.erasure import Erasure as Erasure
-    from ssse.erasure import erase as erase
+    from ssse.erasure.diagnostics import Diagnostics as Diagnostics
+    from ssse.erasure.erase import Erasure as Erasure
+    from ssse.erasure.erase import erase as erase
     from ssse.errors import Refused as Refused
     from ssse.errors import SSSEError as SSSEError
     from ssse.errors import Undecided as Undecided
-    from ssse.evaluation import evaluate as evaluate
-    from ssse.reproduction import reproduce as reproduce
-    from ssse.scanning import Scan as Scan
-    from ssse.scanning import scan as scan
-    from ssse.splits import four_splits as four_splits
-    from ssse.table import Evaluation as Evaluation
-    from ssse.workspace.api import Workspace as Workspace
-
-__version__ = "0.1.0"
+    from ssse.evaluation.evaluate import evaluate as evaluate
+    from ssse.evaluation.splits import four_splits as four_splits
+    from ssse.evaluation.table import Evaluation as Evaluation
+    from ssse.paper.reproduce import reproduce as reproduce
+    from ssse.workspace.workspace import Workspace as Workspace
 
 _PACKAGES = ("baselines", "metrics", "sklearn")
 _HOMES = {
-    "Calibration": "ssse.calibration",
-    "calibrate": "ssse.calibration",
-    "Evaluation": "ssse.table",
-    "evaluate": "ssse.evaluation",
-    "Scan": "ssse.scanning",
-    "four_splits": "ssse.splits",
-    "scan": "ssse.scanning",
+    "Calibration": "ssse.calibration.calibrate",
+    "calibrate": "ssse.calibration.calibrate",
+    "Evaluation": "ssse.evaluation.table",
+    "evaluate": "ssse.evaluation.evaluate",
+    "Scan": "ssse.calibration.scan",
+    "four_splits": "ssse.evaluation.splits",
+    "scan": "ssse.calibration.scan",
     "Undecided": "ssse.errors",
     "Curvature": "ssse.curvature",
     "plan": "ssse.curvature",
-    "reproduce": "ssse.reproduction",
-    "Diagnostics": "ssse.diagnostics",
-    "Erasure": "ssse.erasure",
-    "erase": "ssse.erasure",
+    "reproduce": "ssse.paper.reproduce",
+    "Diagnostics": "ssse.erasure.diagnostics",
+    "Erasure": "ssse.erasure.erase",
+    "erase": "ssse.erasure.erase",
     "Refused": "ssse.errors",
     "SSSEError": "ssse.errors",
-    "Workspace": "ssse.workspace.api",
+    "Workspace": "ssse.workspace.workspace",
 }
 
 __all__ = [

@@ -1,5 +1,5 @@
 """`python -m ssse` is `ssse`."""
 
-from ssse.cli import main
+from ssse.cli.app import main
 
 main()

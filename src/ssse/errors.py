@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ssse.diagnostics import Diagnostics
-    from ssse.scanning import Scan
+    from ssse.calibration.scan import Scan
+    from ssse.erasure.diagnostics import Diagnostics
     from ssse.sklearn.outcome import Outcome
 
 

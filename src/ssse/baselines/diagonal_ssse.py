@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from ssse.baselines.update import Updated, diagonal_of
-from ssse.curvature.artefact import Curvature
-from ssse.erasure import erase
-from ssse.losses import LossLike
+from ssse.curvature.curvature import Curvature
+from ssse.erasure.erase import erase
+from ssse.problem.losses import LossLike
 
 REFERENCE = "Peste et al. 2021, SSSE, with the diagonal Fisher matrix of Golatkar et al. 2020"
 

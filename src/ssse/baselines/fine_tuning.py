@@ -10,13 +10,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from ssse.baselines.update import Updated, check_positive, check_whole, decay_of, read_request
-from ssse.batches import join_batches, shuffled
-from ssse.curvature.artefact import Curvature
+from ssse.baselines.update import (
+    Updated,
+    check_positive,
+    check_whole,
+    decay_of,
+    read_request,
+)
+from ssse.curvature.curvature import Curvature
 from ssse.errors import InvalidSetting
-from ssse.losses import LossLike
-from ssse.problem import ParameterChoice
-from ssse.progress import track
+from ssse.problem.batches import join_batches, shuffled
+from ssse.problem.losses import LossLike
+from ssse.problem.problem import ParameterChoice
+from ssse.system.progress import track
 
 REFERENCE = "Golatkar et al. 2020, 'Eternal Sunshine of the Spotless Net' (the fine-tuning baseline)"
 

@@ -7,10 +7,16 @@ from typing import Any
 
 from torch import nn
 
-from ssse.baselines.update import Updated, check_positive, decay_of, forget_gradient, read_request
-from ssse.curvature.artefact import Curvature
-from ssse.losses import LossLike
-from ssse.problem import ParameterChoice
+from ssse.baselines.update import (
+    Updated,
+    check_positive,
+    decay_of,
+    forget_gradient,
+    read_request,
+)
+from ssse.curvature.curvature import Curvature
+from ssse.problem.losses import LossLike
+from ssse.problem.problem import ParameterChoice
 
 REFERENCE = (
     "Peste et al. 2021, SSSE, Fig. 6; Graves et al. 2021, 'Amnesiac machine learning'; "

@@ -10,12 +10,19 @@ import torch
 from scipy.sparse.linalg import LinearOperator, cg
 from torch import Tensor, nn
 
-from ssse.baselines.update import Updated, check_positive, check_whole, decay_of, forget_gradient, read_request
-from ssse.batches import Batch
-from ssse.curvature.artefact import Curvature, check_damping
+from ssse.baselines.update import (
+    Updated,
+    check_positive,
+    check_whole,
+    decay_of,
+    forget_gradient,
+    read_request,
+)
+from ssse.curvature.curvature import Curvature, check_damping
 from ssse.errors import InvalidSetting, NotPositiveDefinite
-from ssse.losses import LossLike
-from ssse.problem import ParameterChoice, Problem
+from ssse.problem.batches import Batch
+from ssse.problem.losses import LossLike
+from ssse.problem.problem import ParameterChoice, Problem
 
 REFERENCE = (
     "Koh & Liang 2017, 'Understanding black-box predictions via influence functions'; Guo et al. 2020, "

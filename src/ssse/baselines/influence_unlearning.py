@@ -8,15 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssse.baselines.update import Updated, check_positive, check_whole, gradient_sum, read_request
-from ssse.batches import Batch, join_batches, regroup, take_samples
-from ssse.curvature.artefact import Curvature
+from ssse.baselines.update import (
+    Updated,
+    check_positive,
+    check_whole,
+    gradient_sum,
+    read_request,
+)
+from ssse.curvature.curvature import Curvature
 from ssse.curvature.lowrank import LowRankBuilder
 from ssse.errors import DoesNotFit
-from ssse.losses import LossLike
-from ssse.memory import human_bytes, memory_budget
-from ssse.problem import ParameterChoice, Problem
-from ssse.sampling import RowKind, measure_held
+from ssse.problem.batches import (
+    Batch,
+    join_batches,
+    regroup,
+    take_samples,
+)
+from ssse.problem.losses import LossLike
+from ssse.problem.problem import ParameterChoice, Problem
+from ssse.rows.kinds import RowKind, measure_held
+from ssse.system.memory import human_bytes, memory_budget
 
 REFERENCE = (
     "Izzo et al. 2021, 'Approximate data deletion'; Jia et al. 2023, 'Model sparsity can simplify machine unlearning'; "

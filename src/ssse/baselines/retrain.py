@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from ssse.baselines.update import Updated, read_request
-from ssse.batches import Batch
-from ssse.curvature.artefact import Curvature
+from ssse.curvature.curvature import Curvature
 from ssse.errors import InvalidModel, ModelMismatch
-from ssse.losses import LossLike
+from ssse.problem.batches import Batch
+from ssse.problem.losses import LossLike
 
 REFERENCE = "Training from scratch on D∖S; the gold standard of Cao & Yang 2015, 'Towards making systems forget'"
 

@@ -9,10 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssse.baselines.update import Request, Updated, diagonal_of, read_request
-from ssse.curvature.artefact import Curvature
+from ssse.baselines.update import (
+    Request,
+    Updated,
+    diagonal_of,
+    read_request,
+)
+from ssse.curvature.curvature import Curvature
 from ssse.errors import InvalidData, InvalidSetting
-from ssse.losses import LossLike
+from ssse.problem.losses import LossLike
 
 REFERENCE = "Golatkar, Achille & Soatto 2020, 'Eternal Sunshine of the Spotless Net: Selective Forgetting'"
 RULES = ("notebook", "paper")

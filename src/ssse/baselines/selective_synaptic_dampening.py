@@ -8,9 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ssse.baselines.update import Updated, check_positive, diagonal_of, read_request
-from ssse.curvature.artefact import Curvature
-from ssse.losses import LossLike
+from ssse.baselines.update import (
+    Updated,
+    check_positive,
+    diagonal_of,
+    read_request,
+)
+from ssse.curvature.curvature import Curvature
+from ssse.problem.losses import LossLike
 
 REFERENCE = (
     "Foster, Schoepf & Brintrup 2024, 'Fast machine unlearning without retraining through selective synaptic "

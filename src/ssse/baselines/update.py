@@ -11,15 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssse.batches import Batch, check_repeatable, read_batch, regroup
-from ssse.curvature.artefact import Curvature
+from ssse.curvature.curvature import Curvature
 from ssse.curvature.diagonal import Diagonal
+from ssse.erasure.request import matching_problem
+from ssse.erasure.retained import retained_batches
 from ssse.errors import InvalidData, InvalidSetting
-from ssse.losses import LossLike
-from ssse.matching import matching_problem
-from ssse.problem import ParameterChoice, Problem
-from ssse.retained import retained_batches
-from ssse.sampling import RowKind, measure, measure_held
+from ssse.problem.batches import (
+    Batch,
+    check_repeatable,
+    read_batch,
+    regroup,
+)
+from ssse.problem.losses import LossLike
+from ssse.problem.problem import ParameterChoice, Problem
+from ssse.rows.kinds import RowKind, measure, measure_held
 
 GROUP = 256  # samples at a time where no curvature says how many fit
 

@@ -7,8 +7,14 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ssse.cli import telling
-from ssse.cli.frame import REFUSED, Screen, counted, facts, failures_in_one_line
+from ssse.cli import messages as telling
+from ssse.cli.console import (
+    REFUSED,
+    Screen,
+    counted,
+    facts,
+    failures_in_one_line,
+)
 from ssse.cli.options import (
     STOPPED,
     Forget,
@@ -125,7 +131,7 @@ def init(
             erase__old_curvature=old_curvature,
         )
         made = toml.from_options({"model.search": toml.relative(".", workspace), **chosen})
-        from ssse.workspace.api import Workspace
+        from ssse.workspace.workspace import Workspace
 
         _, seen = Workspace.init(workspace, made, weights)
         screen.result({"workspace": str(workspace), **seen})
@@ -265,6 +271,6 @@ def erase(
 
 
 def _open(workspace: Path, screen: Screen, no_wait: bool) -> Any:
-    from ssse.workspace.api import Workspace
+    from ssse.workspace.workspace import Workspace
 
     return Workspace(workspace, wait=not no_wait, progress=screen.progress, say=screen.aside)

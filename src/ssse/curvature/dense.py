@@ -9,10 +9,15 @@ import torch
 from torch import Tensor
 
 from ssse.curvature.gram import DampedGram
-from ssse.curvature.structure import Builder, LeftOut, Structure, close_gap
+from ssse.curvature.structure import (
+    Builder,
+    LeftOut,
+    Structure,
+    close_gap,
+)
 from ssse.errors import NotPositiveDefinite, PrecisionLost
-from ssse.partition import Block
-from ssse.rows import HeldRows
+from ssse.problem.parameters import Block
+from ssse.rows.held import HeldRows
 
 ACCEPTED_LOSS = 1e-2  # of a step, to cancellation; the estimate is within a factor of about four
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ssse.curvature.structure import Builder, LeftOut, Structure
 from ssse.errors import NotPositiveDefinite
-from ssse.rows import HeldRows
+from ssse.rows.held import HeldRows
 
 
 class DiagonalBuilder(Builder):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssse.curvature.gram import DampedGram
 from ssse.errors import PrecisionLost
-from ssse.rows import Rows
+from ssse.rows.held import Rows
 
 Product = Callable[[Tensor], Tensor]
 REFINABLE = 0.03  # a correction of this size squared is what remains of the error

@@ -11,24 +11,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssse.batches import Batch, check_repeatable, count_samples, read_batch, regroup
 from ssse.curvature.dense import DenseBuilder
 from ssse.curvature.diagonal import DiagonalBuilder
 from ssse.curvature.lowrank import LowRankBuilder
 from ssse.curvature.matrix_free import MatrixFree, RowSource
-from ssse.curvature.planning import Plan, Task, Wanted, fits_preconditioner, make_plan
+from ssse.curvature.planning import (
+    Plan,
+    Task,
+    Wanted,
+    fits_preconditioner,
+    make_plan,
+)
 from ssse.curvature.recurrence import RecurrenceBuilder
 from ssse.curvature.structure import Builder, Structure
 from ssse.curvature.truncated import TruncatedBuilder
 from ssse.errors import InvalidData, InvalidSetting, PrecisionLost
-from ssse.fingerprint import Fingerprint
-from ssse.jacobian import held as held_rows
-from ssse.memory import memory_budget
-from ssse.partition import make_blocks
-from ssse.problem import PROBE_SAMPLES, Problem
-from ssse.progress import track, waiting
-from ssse.rows import LinearRows, Rows
-from ssse.sampling import Measured, RowKind, measure, measure_held
+from ssse.problem.batches import (
+    Batch,
+    check_repeatable,
+    count_samples,
+    read_batch,
+    regroup,
+)
+from ssse.problem.fingerprint import Fingerprint
+from ssse.problem.parameters import make_blocks
+from ssse.problem.problem import PROBE_SAMPLES, Problem
+from ssse.rows.autodiff import held as held_rows
+from ssse.rows.held import LinearRows, Rows
+from ssse.rows.kinds import (
+    Measured,
+    RowKind,
+    measure,
+    measure_held,
+)
+from ssse.system.memory import memory_budget
+from ssse.system.progress import track, waiting
 
 ACCEPTED_SOLVE_ERROR = 1e-3
 

@@ -12,8 +12,13 @@ from ssse.curvature.dual import Dual
 from ssse.curvature.gram import DampedGram
 from ssse.curvature.structure import Builder, LeftOut, Structure
 from ssse.errors import InvalidData, InvalidSetting
-from ssse.partition import Block, LinearShape
-from ssse.rows import HeldRows, StackedRows, join_rows, rows_from_tensors
+from ssse.problem.parameters import Block, LinearShape
+from ssse.rows.held import (
+    HeldRows,
+    StackedRows,
+    join_rows,
+    rows_from_tensors,
+)
 
 TILE_ROWS = 4096
 TILE_BYTES = {"cpu": 2**29, "cuda": 2**33}

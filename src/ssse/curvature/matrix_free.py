@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ssse.curvature.structure import LeftOut, Structure
 from ssse.errors import InvalidSetting
-from ssse.jacobian import held
-from ssse.rows import HeldRows, Rows
+from ssse.rows.autodiff import held
+from ssse.rows.held import HeldRows, Rows
 
 RowSource = Callable[[], Iterable[Rows]]
 

@@ -10,11 +10,17 @@ from dataclasses import dataclass, replace
 import torch
 
 from ssse.errors import DoesNotFit, InvalidModel, InvalidSetting
-from ssse.losses import CrossEntropy, CustomLoss
-from ssse.memory import human_bytes
-from ssse.partition import Block, BlockSpec, Layout, LinearShape, make_blocks
-from ssse.problem import Problem
-from ssse.sampling import RowKind
+from ssse.problem.losses import CrossEntropy, CustomLoss
+from ssse.problem.parameters import (
+    Block,
+    BlockSpec,
+    Layout,
+    LinearShape,
+    make_blocks,
+)
+from ssse.problem.problem import Problem
+from ssse.rows.kinds import RowKind
+from ssse.system.memory import human_bytes
 
 STRUCTURES = ("dense", "lowrank", "matrix_free", "diagonal", "recurrence")
 BLOCKED = ("dense", "lowrank", "recurrence")

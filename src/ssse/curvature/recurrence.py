@@ -11,10 +11,15 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ssse.curvature.structure import Builder, LeftOut, Structure, woodbury
+from ssse.curvature.structure import (
+    Builder,
+    LeftOut,
+    Structure,
+    woodbury,
+)
 from ssse.errors import InvalidSetting, NotPositiveDefinite
-from ssse.partition import Block
-from ssse.rows import HeldRows
+from ssse.problem.parameters import Block
+from ssse.rows.held import HeldRows
 
 
 class RecurrenceBuilder(Builder):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ssse.rows import HeldRows
+from ssse.rows.held import HeldRows
 
 
 @dataclass(frozen=True)

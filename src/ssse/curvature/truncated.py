@@ -9,9 +9,14 @@ from torch import Tensor
 
 from ssse.curvature.gram import DampedGram
 from ssse.curvature.lowrank import LowRankBuilder
-from ssse.curvature.structure import Builder, LeftOut, Structure, close_gap
+from ssse.curvature.structure import (
+    Builder,
+    LeftOut,
+    Structure,
+    close_gap,
+)
 from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite
-from ssse.rows import HeldRows, StackedRows
+from ssse.rows.held import HeldRows, StackedRows
 
 
 class TruncatedBuilder(Builder):

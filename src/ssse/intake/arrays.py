@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from ssse.errors import InvalidData
-from ssse.intake.wording import listing, reading
+from ssse.intake.messages import listing, reading
 
 Wanted = Callable[[Sequence[str]], Sequence[str]]  # the keys of a file → those to read; the others may be anything
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ssse.errors import InvalidData, InvalidSetting
-from ssse.intake.wording import did_you_mean, listing
+from ssse.intake.messages import did_you_mean, listing
 
 # In any case: x and X.
 INPUT_NAMES = ("x", "inputs", "input", "features", "data")

@@ -12,12 +12,19 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from ssse.batches import Batch, check_repeatable, read_batch
 from ssse.errors import InvalidData, SSSEError
-from ssse.intake.columns import PLACE, Columns, choose_columns, ids_of, places_as_ids, places_in
+from ssse.intake.columns import (
+    PLACE,
+    Columns,
+    choose_columns,
+    ids_of,
+    places_as_ids,
+    places_in,
+)
 from ssse.intake.importing import import_object, searching
+from ssse.intake.messages import cause, listing
 from ssse.intake.samples import Source
-from ssse.intake.wording import cause, listing
+from ssse.problem.batches import Batch, check_repeatable, read_batch
 
 Arrays = Mapping[str, np.ndarray | Tensor]
 

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from ssse.errors import InvalidSetting
-from ssse.intake.wording import cause, did_you_mean
+from ssse.intake.messages import cause, did_you_mean
 
 DOTTED = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 SPEC = re.compile(rf"({DOTTED}):({DOTTED})")

@@ -12,10 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ssse.errors import InvalidData, InvalidModel, InvalidSetting, SSSEError
+from ssse.errors import (
+    InvalidData,
+    InvalidModel,
+    InvalidSetting,
+    SSSEError,
+)
 from ssse.intake.importing import import_object, searching
+from ssse.intake.messages import cause, did_you_mean, listing
 from ssse.intake.weights import apart, read_weights, write_weights
-from ssse.intake.wording import cause, did_you_mean, listing
 
 __all__ = ["build_model", "load_weights", "read_weights", "weights_of", "write_weights"]
 

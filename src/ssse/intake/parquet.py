@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.intake.columns import Columns, choose_columns
-from ssse.intake.tables import LINES_AT_A_TIME, Table, unique
-from ssse.intake.wording import reading
+from ssse.intake.csv import LINES_AT_A_TIME, Table, unique
+from ssse.intake.messages import reading
 
 
 def read_parquet(path: Path, columns: Columns, dtype: torch.dtype) -> Table:

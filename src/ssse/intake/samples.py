@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssse.batches import Batch, Inputs
 from ssse.errors import InvalidData, InvalidSetting
-from ssse.intake.wording import did_you_mean, listing
+from ssse.intake.messages import did_you_mean, listing
+from ssse.problem.batches import Batch, Inputs
 
 SHOWN_IDS = 5
 # PyTorch stores these but hardly computes with them.

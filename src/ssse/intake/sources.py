@@ -22,12 +22,12 @@ from ssse.intake.columns import (
     places_as_ids,
     tensor_of,
 )
+from ssse.intake.csv import read_csv
 from ssse.intake.datasets import DatasetSource, arrays_in, import_data
 from ssse.intake.importing import import_object, is_spec
+from ssse.intake.messages import require_file
 from ssse.intake.parquet import read_parquet
 from ssse.intake.samples import ArraySource, Batches, Source
-from ssse.intake.tables import read_csv
-from ssse.intake.wording import require_file
 
 __all__ = ["Batches", "Columns", "Source", "import_object", "open_source"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ssse.errors import InvalidData
 from ssse.intake.arrays import read_safetensors
-from ssse.intake.wording import listing, reading, require_file
+from ssse.intake.messages import listing, reading, require_file
 
 SAFETENSORS = ".safetensors"
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ssse.batches import check_repeatable, count_samples, read_batch
 from ssse.curvature.fit import Sums
 from ssse.errors import InvalidData, InvalidSetting
-from ssse.losses import LossLike
-from ssse.problem import ParameterChoice, Problem
-from ssse.progress import track
-from ssse.sampling import RowKind, measure
+from ssse.problem.batches import check_repeatable, count_samples, read_batch
+from ssse.problem.losses import LossLike
+from ssse.problem.problem import ParameterChoice, Problem
+from ssse.rows.kinds import RowKind, measure
+from ssse.system.progress import track
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssse.batches import Batch, join_batches, read_batch, regroup, shuffled
 from ssse.errors import InvalidData, InvalidModel, InvalidSetting
-from ssse.losses import LossLike
 from ssse.metrics.scores import Flagged
-from ssse.problem import Problem
+from ssse.problem.batches import (
+    Batch,
+    join_batches,
+    read_batch,
+    regroup,
+    shuffled,
+)
+from ssse.problem.losses import LossLike
+from ssse.problem.problem import Problem
 
 PASS = 512  # samples a pass holds activations of
 

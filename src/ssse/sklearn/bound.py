@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ssse.sklearn.frame import Frame, largest_eigenvalue
+from ssse.sklearn.coordinates import Frame, largest_eigenvalue
 from ssse.sklearn.losses import Loss
 
 LOOSE = 1.5  # how much a constant may be overestimated before it is computed again

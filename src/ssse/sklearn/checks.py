@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from ssse.errors import InvalidData
-from ssse.sklearn.leaves import Classifier, Tally
-from ssse.sklearn.state import State
-from ssse.sklearn.tree import Tree
+from ssse.sklearn.adapters import Classifier, Tally
+from ssse.sklearn.composition import Tree
+from ssse.sklearn.sums import State
 
 
 def check_counts(tree: Tree, state: State, after: list[Tally], k: int) -> None:

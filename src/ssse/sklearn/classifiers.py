@@ -11,10 +11,23 @@ import numpy as np
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, RidgeClassifier, SGDClassifier
 from sklearn.svm import LinearSVC
 
-from ssse.sklearn.frame import Frame
-from ssse.sklearn.head import Head, Labels
-from ssse.sklearn.leaves import Classifier, Leaf, Regression, Removal, Tally, set_classes
-from ssse.sklearn.losses import Logistic, Loss, Softmax, Squared, SquaredHinge
+from ssse.sklearn.adapters import (
+    Classifier,
+    Leaf,
+    Regression,
+    Removal,
+    Tally,
+    set_classes,
+)
+from ssse.sklearn.coordinates import Frame
+from ssse.sklearn.losses import (
+    Logistic,
+    Loss,
+    Softmax,
+    Squared,
+    SquaredHinge,
+)
+from ssse.sklearn.quadratic import Head, Labels
 
 
 class LogisticLeaf(Classifier):

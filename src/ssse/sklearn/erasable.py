@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils.validation import check_is_fitted
 
 from ssse.sklearn.eraser import Eraser
-from ssse.sklearn.state import check_memory
+from ssse.sklearn.sums import check_memory
 
 
 class ErasableLogisticRegression(LogisticRegression):

@@ -14,15 +14,40 @@ from sklearn.base import BaseEstimator, MetaEstimatorMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
 
-from ssse.errors import InvalidData, InvalidSetting, ModelMismatch, NotPositiveDefinite, PrecisionLost, Refused
-from ssse.progress import bar
-from ssse.sklearn.checks import check_counts, check_weighted, sample_weights, too_long
+from ssse.errors import (
+    InvalidData,
+    InvalidSetting,
+    ModelMismatch,
+    NotPositiveDefinite,
+    PrecisionLost,
+    Refused,
+)
+from ssse.sklearn.adapters import Removal, Tally
+from ssse.sklearn.checks import (
+    check_counts,
+    check_weighted,
+    sample_weights,
+    too_long,
+)
+from ssse.sklearn.composition import Tree, tree_of
+from ssse.sklearn.coordinates import Frame
 from ssse.sklearn.fingerprint import mark_of
-from ssse.sklearn.frame import Frame
-from ssse.sklearn.leaves import Removal, Tally
-from ssse.sklearn.outcome import TOO_FAR, Outcome, notes_on, reasons_for_caution
-from ssse.sklearn.state import State, check_memory, finish, look_again, mean_losses, refined, take_in
-from ssse.sklearn.tree import Tree, tree_of
+from ssse.sklearn.outcome import (
+    TOO_FAR,
+    Outcome,
+    notes_on,
+    reasons_for_caution,
+)
+from ssse.sklearn.sums import (
+    State,
+    check_memory,
+    finish,
+    look_again,
+    mean_losses,
+    refined,
+    take_in,
+)
+from ssse.system.progress import bar
 
 if TYPE_CHECKING:
     import os
@@ -193,14 +218,14 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """The sums, the curvature and the policy as a folder of safetensors; no pickle. The model is not in it."""
-        from ssse.sklearn.storing import save
+        from ssse.sklearn.store import save
 
         save(self, folder)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], estimator: Any, *, verify: bool = True) -> Eraser:
         """As it was saved, for the estimator as it was then (`estimator_`)."""
-        from ssse.sklearn.storing import load
+        from ssse.sklearn.store import load
 
         return load(cls, folder, estimator, verify)
 

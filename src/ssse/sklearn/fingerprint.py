@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from ssse.sklearn.leaves import Leaf
-from ssse.sklearn.tree import Tree, tree_of
+from ssse.sklearn.adapters import Leaf
+from ssse.sklearn.composition import Tree, tree_of
 
 OBJECTIVE = (
     "C", "alpha", "penalty", "l1_ratio", "fit_intercept", "intercept_scaling", "class_weight", "loss", "positive",

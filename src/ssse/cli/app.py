@@ -1,0 +1,76 @@
+"""The command line: parses, calls, prints. Nothing here imports torch before there is work to do."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ssse.cli import demo, inspect, reproduce, requests
+from ssse.cli.console import EXIT_CODES, complain_of_usage
+from ssse.system.version import __version__
+
+USAGE: Any = typer.BadParameter.__mro__[1]  # click's UsageError, which typer brings along under changing names
+
+
+class Commands(TyperGroup):
+    """Wrong options end as all other errors do: in one line, with --json as an object."""
+
+    def main(self, args: Any = None, *rest: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        if not standalone_mode:
+            return super().main(args, *rest, standalone_mode=False, **extra)
+        words = sys.argv[1:] if args is None else list(args)
+        try:
+            code = super().main(args, *rest, standalone_mode=False, **extra)
+        except USAGE as error:
+            code = complain_of_usage(error, words)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Erase samples from a trained model in one second-order step.",
+    epilog=EXIT_CODES,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's help takes longer to load than all the rest
+)
+for command in (
+    requests.init,
+    requests.fit,
+    requests.calibrate,
+    requests.erase,
+    inspect.evaluate,
+    inspect.report,
+    inspect.log,
+    inspect.verify,
+    demo.demo,
+    reproduce.reproduce,
+):
+    app.command()(command)
+
+
+def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # an old terminal without ε says so, and is no reason to fail
+            stream.reconfigure(errors="backslashreplace")
+    app(prog_name="ssse")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"ssse {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def start(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Erase samples from a trained model in one second-order step."""

@@ -1,0 +1,157 @@
+"""What the commands of `requests` say of what they did, for people. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ssse.cli.console import (
+    Screen,
+    counted,
+    facts,
+    table,
+)
+
+if TYPE_CHECKING:
+    from ssse.workspace.settings import Settings
+
+FAR_FROM_THE_MINIMUM = 0.05  # of ‖θ‖; from there on every verdict is caution
+
+
+def made(screen: Screen, workspace: Path, data: str, settings: Settings, seen: dict[str, Any]) -> None:
+    has_ids = "with ids" if seen["has_ids"] else "without ids"
+    samples = f"{data}: {counted(seen['samples'], 'sample')}, {has_ids}"
+    first = f"over the first {counted(seen['first'], 'sample')}"
+    if settings.model.is_estimator:
+        score = "accuracy" if seen["classifies"] else "R²"
+        outputs = counted(seen["outputs"], "output")
+        screen.tell(
+            facts(
+                model=f"{seen['model']}: {seen['parameters']:,} parameters, {outputs}",
+                data=samples,
+                **{score: "unknown" if seen["score"] is None else f"{seen['score']:.4g} {first}"},
+                next=f"ssse fit {workspace}",
+            )
+        )
+        worse = None not in (seen["score"], seen["guessing"]) and seen["score"] < seen["guessing"]
+        measure = score
+    else:
+        theta = "" if seen["in_theta"] == seen["parameters"] else f", {seen['in_theta']:,} of them in θ"
+        kind = "linear in θ" if seen["linear"] else "not linear in θ"
+        factory, chosen = settings.model.factory, settings.fit
+        screen.tell(
+            facts(
+                model=f"{factory}: {seen['parameters']:,} parameters{theta}, {seen['outputs']} outputs; {kind}",
+                data=samples,
+                loss=f"{settings.model.loss}: {seen['first_loss']:.4g} on average {first}",
+                next=f"ssse fit {workspace}{'' if chosen.weight_decay or chosen.damping else ' --damping λ'}",
+            )
+        )
+        worse = seen["guessing"] is not None and seen["first_loss"] >= seen["guessing"]
+        measure = "loss"
+    if worse:
+        screen.tell(
+            f"That {measure} is no better than guessing ({seen['guessing']:.3g}): look at the preprocessing, the order "
+            "of the classes, and the weights."
+        )
+    if not settings.model.is_estimator and not settings.fit.weight_decay:
+        screen.tell("No weight decay was given: it is taken to be 0. A wrong one makes every step wrong.")
+
+
+def fitted(screen: Screen, workspace: Path, found: dict[str, Any]) -> None:
+    of_estimator = "correction" in found
+    screen.tell(
+        facts(
+            **_estimator_fitted(found) if of_estimator else _module_fitted(found),
+            left_out=f"{counted(found['excluded'], 'erased sample')} still in the data" if found["excluded"] else None,
+            dropped=f"ε = {found['dropped']:.4g}, which was calibrated before: calibrate anew, or it is 1"
+            if found["dropped"]
+            else None,
+            next=f"ssse erase {workspace} --request ID --forget FILE",
+        )
+    )
+    if of_estimator and (found["correction"] or 0) > FAR_FROM_THE_MINIMUM:
+        screen.tell(
+            "The estimator is not at the minimum of its objective on this data: every request will correct for that "
+            "too, and none will be vouched for. Was it trained on exactly this data, without sample weights?"
+        )
+
+
+def _module_fitted(found: dict[str, Any]) -> dict[str, Any]:
+    norm = found["gradient_norm"]
+    return {
+        "curvature": f"{found['structure']}, {found['rows']} rows; λ = {found['damping']:.3g}, "
+        f"w = {found['weight_decay']:.3g}",
+        "mean_loss": f"{found['mean_loss']:.4g}",
+        "‖∇L(θ*)‖": None if norm is None else f"{norm:.3g} (0 = trained to the end)",
+    }
+
+
+def _estimator_fitted(found: dict[str, Any]) -> dict[str, Any]:
+    away, bound = found["correction"], found["epsilon"]
+    proved = "" if bound is None or found["exact"] else f"; proved: at most {bound:.2g}"
+    return {
+        "curvature": f"sums over the samples; loss {found['loss']}",
+        "from_its_minimum": None if away is None else f"{away:.2g} of ‖θ‖ (0 = trained to the end){proved}",
+    }
+
+
+def curve(found: dict[str, Any], chosen: float) -> Any:
+    """A dozen points of it; the page has all."""
+    name = found["ratio_name"]
+    columns = {"ε": found["scales"]}
+    if found["ratio"] is not None:
+        columns[name] = found["ratio"]
+    if found["divergence"] is not None:
+        columns["KL"] = found["divergence"]
+    if found["recognised"] is not None:
+        columns["recognised"] = found["recognised"]
+    if found["attack"] is not None:
+        columns["attack"] = found["attack"]
+    scales = found["scales"]
+    nearest = min(range(len(scales)), key=lambda i: abs(scales[i] - chosen))
+    step = max(1, len(scales) // 12)
+    lines = table(**{key: max(8, len(key)) for key in columns}, chosen=6)
+    for i in sorted({*range(nearest % step, len(scales), step), nearest}):
+        cells = ["–" if values[i] is None else f"{values[i]:.3g}" for values in columns.values()]
+        lines.add_row(*cells, "◀" if i == nearest else "")
+    return lines
+
+
+def erased(screen: Screen, workspace: Path, request: str, found: dict[str, Any], dry_run: bool) -> None:
+    seen = found["diagnostics"]
+    done = "Would erase" if dry_run else "Erased"
+    of = f"{found['k']:,} of {counted(found['n'], 'sample')} (request '{request}')"
+    screen.headline(f"{done} {of}. Verdict: {found['verdict']}.")
+    for reason in seen["reasons"]:
+        screen.tell(f"  because {reason}")
+    moved = None if seen["relative_step"] is None else f"{seen['relative_step']:.3g} of ‖θ‖"
+    of_estimator = "epsilon" in found
+    screen.tell(
+        facts(
+            step=moved if of_estimator else f"ε = {found['scale']:.4g}, λ = {found['damping']:.3g}; {moved}",
+            distance_from_a_refit=distance(found) if of_estimator else None,
+            loss_on_them=None if moved is None else f"{seen['loss_before']:.4g} → {seen['loss_after']:.4g}",
+            largest_leverage=None if seen["leverage_max"] is None else f"{seen['leverage_max']:.3g} (below 1)",
+        )
+    )
+    if not dry_run:
+        old, new = (found[moment]["weights"][:12] for moment in ("before", "after"))
+        fate = "kept" if found["old"]["weights"] == "keep" else "shredded"
+        name = next(name for name in found["files"] if not name.startswith("curvature/"))
+        screen.tell(facts(before=f"weights {old}, {fate}", now=f"weights {new}"))
+        screen.tell(f"The erased model: {workspace}/current/{name}")
+        screen.tell("Serve a copy of it: the next request shreds the file.")
+    for note in seen["notes"]:
+        screen.detail(f"note: {note}")
+    if found.get("curvature_dropped"):
+        screen.tell(f"The curvature was dropped: rows of mini-batches cannot be separated. Next: ssse fit {workspace}")
+    if dry_run:
+        screen.tell("Nothing was written.")
+
+
+def distance(found: dict[str, Any]) -> str:
+    """How far coefficients and intercepts are from those of a refit."""
+    if found["exact"]:
+        return "rounding"
+    return "not proved" if found["epsilon"] is None else f"at most {found['epsilon']:.3g}"

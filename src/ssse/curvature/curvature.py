@@ -1,0 +1,378 @@
+"""The curvature as an object: fitted, stored, solved, and tied to its model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ssse.curvature.dense import Dense
+from ssse.curvature.diagonal import Diagonal
+from ssse.curvature.fit import (
+    Fitted,
+    Iteration,
+    fit_structure,
+    plan_fit,
+)
+from ssse.curvature.lowrank import LowRank
+from ssse.curvature.matrix_free import MatrixFree
+from ssse.curvature.planning import Plan, Wanted
+from ssse.curvature.recurrence import Recurrence
+from ssse.curvature.structure import Structure
+from ssse.curvature.truncated import Truncated
+from ssse.errors import BrokenArtefact, InvalidData, InvalidSetting
+from ssse.problem.fingerprint import Fingerprint
+from ssse.problem.losses import LossLike
+from ssse.problem.parameters import BlockSpec, Layout, LinearShape
+from ssse.problem.problem import ParameterChoice, Problem
+from ssse.rows.kinds import RowKind
+from ssse.system.environment import now
+from ssse.system.store import read_folder, write_folder
+from ssse.system.version import __version__
+
+
+@dataclass(frozen=True)
+class JointState:
+    """What the "joint" policy keeps: θ* and the gradients removed so far. It can rebuild θ*."""
+
+    theta: Tensor
+    removed_gradient: Tensor
+    leave_out: bool
+    n: int  # samples that θ* was trained on, as far as this stream knows
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """An ε that was measured, the evidence in words, and the update that it is of."""
+
+    scale: float
+    source: str
+    leave_out: bool
+    residual: bool
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """C = λI + RᵀR/n at a trained θ*, in one of several structures.
+
+    Fitted once after training with `Curvature.fit`; from then on `ssse.erase` needs only the samples to
+    forget. Never changed in place: an erasure gives a new one, from which the forgotten rows are gone.
+
+    Attributes:
+        n: training samples it stands for now (those erased are no longer counted).
+        damping: λ. weight_decay: w. gradient: ∇L(θ*) with the weight decay, None where it is no longer
+        known. notes: what was chosen, and why.
+        scale: ε as `ssse.calibrate` chose it, None before. calibrated: from what evidence, and for which update.
+    """
+
+    structure: Structure
+    kind: RowKind
+    layout: Layout
+    linear: LinearShape | None
+    fingerprint: Fingerprint
+    loss: str
+    n: int
+    erased: int
+    weight_decay: float
+    mean_loss: float | None
+    gradient: Tensor | None
+    notes: tuple[str, ...] = ()
+    joint: JointState | None = None
+    calibrated: Calibrated | None = None
+    doubted: bool = False  # whether a step since the fit was not vouched for
+    group: int = 1024
+    created: str = field(default_factory=now)
+
+    @classmethod
+    def fit(
+        cls,
+        model: nn.Module,
+        loss_fn: LossLike,
+        data: Iterable[Any],
+        *,
+        damping: float | None = None,
+        weight_decay: float = 0.0,
+        rows: str = "auto",
+        rows_per_batch: int = 1,
+        structure: str = "auto",
+        blocks: BlockSpec = "auto",
+        rank: int | None = None,
+        parameters: ParameterChoice = "all",
+        dtype: torch.dtype | None = None,
+        memory_budget: int | str | None = None,
+        seed: int = 0,
+        preconditioner: str = "auto",
+        tolerance: float | None = None,
+        max_iterations: int = 1000,
+        progress: bool = True,
+    ) -> Curvature:
+        """Compute the curvature of a trained model, once, in one pass over its training data.
+
+        Args:
+            model: the trained model, in eval mode. It is not changed.
+            loss_fn: "cross_entropy", "binary_cross_entropy", "mse", or a function of (model(x), y). The named
+                ones sum over a sample's outputs (torch's own BCE and MSE average: pass those as functions).
+            data: batches (x, y) or mappings: a DataLoader, a list, any iterable.
+            damping: λ; the weight decay if not given.
+            weight_decay: w of the training objective (1/n) Σ ℓᵢ + (w/2)‖θ‖².
+            rows: "empirical" (the paper's), "expected" (the true Fisher), "sampled", or "auto".
+            rows_per_batch: b > 1 joins b gradients to one row, the paper's mini-batch FIM.
+            structure: "dense", "lowrank", "matrix_free", "diagonal", "recurrence", or "auto".
+            blocks: of `dense` and `lowrank`: "one", "parameter", "output", an integer size, or "auto". What lies
+                between blocks is left out. `lowrank` is the smaller one for blocks larger than the number of rows.
+            rank: truncates `lowrank`, without blocks, to its leading directions.
+            parameters: "all", "head" (the last linear layer), or names. The rest of the model stays.
+            dtype: of the curvature; the model's if not given.
+            memory_budget: bytes, or a text like "8GiB"; 60 % of the free memory if not given.
+            seed: of the labels that rows="sampled" draws.
+            preconditioner, tolerance, max_iterations: of `matrix_free`.
+
+        Raises:
+            InvalidModel, InvalidData, InvalidSetting: before the long pass wherever possible.
+            DoesNotFit: names what would fit. PrecisionLost: measured, with the number.
+        """
+        damping = check_damping(damping, weight_decay)
+        problem = Problem(model, loss_fn, parameters)
+        wanted = Wanted(rows, rows_per_batch, seed, structure, blocks, rank, dtype)
+        iteration = Iteration(preconditioner, tolerance, max_iterations)
+        fitted = fit_structure(problem, data, wanted, damping, memory_budget, iteration, progress)
+        return cls._from_fit(problem, fitted, weight_decay)
+
+    @classmethod
+    def _from_fit(cls, problem: Problem, fitted: Fitted, weight_decay: float) -> Curvature:
+        gradient = fitted.gradient / fitted.count + weight_decay * problem.theta()
+        notes = [f"Chosen: {fitted.plan}.", f"Why: {fitted.plan.reason}."]
+        if set(problem.layout.names) != {n for n, p in problem.model.named_parameters() if p.requires_grad}:
+            notes.append(f"Only {', '.join(problem.layout.names)} can change; the rest of the model stays as it is.")
+        return cls(
+            structure=fitted.structure,
+            kind=fitted.plan.kind,
+            layout=problem.layout,
+            linear=problem.linear,
+            fingerprint=Fingerprint.of(problem),
+            loss=problem.loss.name,
+            n=fitted.count,
+            erased=0,
+            weight_decay=weight_decay,
+            mean_loss=fitted.loss / fitted.count,
+            gradient=gradient,
+            notes=tuple(notes),
+            group=fitted.plan.group,
+        )
+
+    @property
+    def damping(self) -> float:
+        """λ, such that M = RᵀR + nλI. Erasing keeps nλ, so λ grows by n/(n−k)."""
+        return self.structure.ridge / self.n
+
+    def solve(self, v: Tensor) -> Tensor:
+        """C⁻¹ v = (λI + RᵀR/n)⁻¹ v for a flat vector v, shape (d,)."""
+        if v.shape != (self.layout.dim,):
+            raise InvalidSetting(
+                f"v must have shape ({self.layout.dim},), one number a parameter; got {tuple(v.shape)}."
+            )
+        return self.n * self.structure.solve(v)
+
+    def with_damping(self, damping: float) -> Curvature:
+        """The same curvature with another λ, without a second pass over the data. A stored ε is forgotten: it was of
+        the old λ."""
+        damping = check_damping(damping, 0.0)
+        return replace(self, structure=self.structure.with_ridge(self.n * damping), calibrated=None)
+
+    def with_scale(self, scale: float, source: str, *, leave_out: bool = True, residual: bool = False) -> Curvature:
+        """The same curvature with an ε that `ssse.erase` uses unless it is told another; of one kind of update only."""
+        return replace(self, calibrated=Calibrated(check_scale(scale), source, leave_out, residual))
+
+    @property
+    def scale(self) -> float | None:
+        return None if self.calibrated is None else self.calibrated.scale
+
+    def to(self, device: str | torch.device) -> Curvature:
+        device = torch.device(device)
+        gradient = None if self.gradient is None else self.gradient.to(device)
+        joint = self.joint and replace(
+            self.joint, theta=self.joint.theta.to(device), removed_gradient=self.joint.removed_gradient.to(device)
+        )
+        return replace(self, structure=self.structure.to(device), gradient=gradient, joint=joint)
+
+    @staticmethod
+    def merge(shards: Sequence[Curvature]) -> Curvature:
+        """The curvature of all the data, from curvatures fitted on disjoint shards of it at the same θ*."""
+        return merge_shards(shards)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write a new folder, atomically; see `ssse.system.store`."""
+        tensors = dict(self.structure.state())
+        if self.gradient is not None:
+            tensors["gradient"] = self.gradient
+        if self.joint is not None:
+            tensors["joint_theta"] = self.joint.theta
+            tensors["joint_removed_gradient"] = self.joint.removed_gradient
+        write_folder(folder, tensors, self._manifest())
+
+    @classmethod
+    def load(
+        cls, folder: str | os.PathLike[str], *, verify: bool = True, device: str | torch.device = "cpu"
+    ) -> Curvature:
+        """Map a stored curvature. `verify` checks the digest of every tensor, which reads them once."""
+        tensors, manifest = read_folder(folder, verify, torch.device(device))
+        try:
+            return cls._from_manifest(tensors, manifest)
+        except (KeyError, TypeError) as error:
+            raise BrokenArtefact(f"The manifest of '{os.fspath(folder)}' lacks {error}.") from error
+
+    def _manifest(self) -> dict[str, Any]:
+        return {
+            "library": {"ssse": __version__, "torch": torch.__version__},
+            "created": self.created,
+            "written": now(),
+            "model": asdict(self.fingerprint),
+            "linear": None if self.linear is None else asdict(self.linear),
+            "loss": self.loss,
+            "rows": asdict(self.kind),
+            "structure": {"kind": self.structure.kind, "ridge": self.structure.ridge, **self.structure.settings()},
+            "damping": self.damping,
+            "weight_decay": self.weight_decay,
+            "n": self.n,
+            "erased": self.erased,
+            "mean_loss": self.mean_loss,
+            "gradient_norm": None if self.gradient is None else float(self.gradient.norm()),
+            "joint": None if self.joint is None else {"leave_out": self.joint.leave_out, "n": self.joint.n},
+            "calibrated": None if self.calibrated is None else asdict(self.calibrated),
+            "doubted": self.doubted,
+            "group": self.group,
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def _from_manifest(cls, tensors: dict[str, Tensor], manifest: dict[str, Any]) -> Curvature:
+        model = manifest["model"]
+        names, shapes = tuple(model["names"]), tuple(tuple(shape) for shape in model["shapes"])
+        linear = None if manifest["linear"] is None else LinearShape(**manifest["linear"])
+        gradient = tensors.pop("gradient", None)
+        joint = None
+        if manifest["joint"] is not None:
+            theta, removed = tensors.pop("joint_theta"), tensors.pop("joint_removed_gradient")
+            joint = JointState(theta, removed, manifest["joint"]["leave_out"], manifest["joint"]["n"])
+        return cls(
+            structure=restore_structure(manifest["structure"], tensors, linear),
+            kind=RowKind(**manifest["rows"]),
+            layout=Layout(names, shapes),
+            linear=linear,
+            fingerprint=Fingerprint(names, shapes, model["dtype"], model["theta"], model["rest"]),
+            loss=manifest["loss"],
+            n=manifest["n"],
+            erased=manifest["erased"],
+            weight_decay=manifest["weight_decay"],
+            mean_loss=manifest["mean_loss"],
+            gradient=gradient,
+            notes=tuple(manifest["notes"]),
+            joint=joint,
+            calibrated=Calibrated(**manifest["calibrated"]) if manifest.get("calibrated") else None,
+            doubted=manifest.get("doubted", False),
+            group=manifest["group"],
+            created=manifest["created"],
+        )
+
+    def __repr__(self) -> str:
+        norm = "unknown" if self.gradient is None else f"{float(self.gradient.norm()):.2e}"
+        return (
+            f"Curvature({self.structure.kind}, {self.kind.name} rows, d={self.layout.dim:,}, n={self.n:,}, "
+            f"λ={self.damping:.3g}, ‖∇L‖={norm})"
+        )
+
+
+def plan(
+    model: nn.Module,
+    loss_fn: LossLike,
+    data: Iterable[Any],
+    *,
+    rows: str = "auto",
+    rows_per_batch: int = 1,
+    structure: str = "auto",
+    blocks: BlockSpec = "auto",
+    rank: int | None = None,
+    parameters: ParameterChoice = "all",
+    dtype: torch.dtype | None = None,
+    memory_budget: int | str | None = None,
+) -> Plan:
+    """What `Curvature.fit` would do with these choices, its memory and its time; only a trial is computed."""
+    if iter(data) is data:
+        raise InvalidData("plan() would use up an iterator's first batch; pass a DataLoader or a list.")
+    wanted = Wanted(rows, rows_per_batch, 0, structure, blocks, rank, dtype)
+    return plan_fit(Problem(model, loss_fn, parameters), data, wanted, memory_budget)[0]
+
+
+def check_damping(damping: float | None, weight_decay: float) -> float:
+    if not 0 <= weight_decay < float("inf"):
+        raise InvalidSetting(f"weight_decay must be zero or positive, not {weight_decay}.")
+    value = weight_decay if damping is None else damping
+    if not 0 < value < float("inf"):
+        raise InvalidSetting(
+            "damping (λ) must be positive, for the curvature is singular without it; pass damping=1e-4 or the "
+            f"weight_decay that the model was trained with. Got {damping if damping is not None else weight_decay}."
+        )
+    return float(value)
+
+
+def check_scale(scale: float) -> float:
+    if not 0 < scale < float("inf"):
+        raise InvalidSetting(f"scale (ε) must be a positive number, not {scale}.")
+    return float(scale)
+
+
+def restore_structure(saved: dict[str, Any], tensors: dict[str, Tensor], linear: LinearShape | None) -> Structure:
+    kind, ridge = saved["kind"], saved["ridge"]
+    if kind == "lowrank":
+        return LowRank.from_state(tensors, saved, ridge, linear)
+    if kind == "matrix_free":
+        inner = saved["preconditioner"]
+        preconditioner = inner and restore_structure(
+            {"kind": inner["kind"], "ridge": ridge, **inner["settings"]}, tensors, linear
+        )
+        return MatrixFree(None, ridge, preconditioner, saved["tolerance"], saved["max_iterations"])
+    simple = {cls.kind: cls for cls in (Dense, Diagonal, Truncated, Recurrence)}
+    if kind not in simple:
+        raise BrokenArtefact(f"Unknown structure '{kind}' in the manifest.")
+    return simple[kind].from_state(tensors, saved, ridge)
+
+
+def merge_shards(shards: Sequence[Curvature]) -> Curvature:
+    if not shards:
+        raise InvalidSetting("Merging needs at least one shard.")
+    first = shards[0]
+    if any(
+        (s.fingerprint, s.kind, s.loss, s.weight_decay, type(s.structure), s.structure.settings().get("blocks"))
+        != (
+            first.fingerprint,
+            first.kind,
+            first.loss,
+            first.weight_decay,
+            type(first.structure),
+            first.structure.settings().get("blocks"),
+        )
+        or abs(s.damping - first.damping) > 1e-12 * first.damping
+        for s in shards
+    ):
+        raise InvalidSetting("Shards must share model, loss, rows, structure, damping and weight decay.")
+    merged = first
+    for shard in shards[1:]:
+        merge_structure = getattr(merged.structure, "merged", None)
+        if merge_structure is None:
+            raise InvalidSetting(f"Curvatures with structure '{first.structure.kind}' cannot be merged.")
+        if merged.gradient is None or shard.gradient is None or merged.mean_loss is None or shard.mean_loss is None:
+            raise InvalidSetting("Merge shards before erasing from them.")
+        n = merged.n + shard.n
+        merged = replace(
+            merged,
+            structure=merge_structure(shard.structure, n * first.damping),
+            n=n,
+            mean_loss=(merged.n * merged.mean_loss + shard.n * shard.mean_loss) / n,
+            gradient=(merged.n * merged.gradient + shard.n * shard.gradient) / n,
+            calibrated=None,
+        )
+    return merged

@@ -1,0 +1,1 @@
+"""One request: checked, solved in one step, and what the step has to say about itself."""

@@ -1,0 +1,183 @@
+"""What an erasure has to say about itself: numbers, a verdict, and the reasons in words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from torch import nn
+
+from ssse.curvature.curvature import Curvature
+from ssse.curvature.dense import Dense
+from ssse.curvature.diagonal import Diagonal
+from ssse.curvature.lowrank import LowRank
+from ssse.curvature.matrix_free import MatrixFree
+from ssse.curvature.structure import LeftOut
+from ssse.curvature.truncated import Truncated
+from ssse.problem.problem import Problem
+
+Verdict = Literal["ok", "caution", "refused"]
+
+PART_ONLY = "Only "  # how the curvature's note begins where θ is a part of the trained parameters
+UNCOUPLED = ("binary_cross_entropy", "mse")  # losses whose outputs do not interact
+
+# Past these, one step is still taken but no longer vouched for.
+LARGE_FRACTION = 0.10
+LARGE_LEVERAGE = 0.90
+LARGE_STEP = 0.50
+LARGE_RESIDUAL = 0.50
+LINEARISATION_FACTOR = 3.0
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """Measured while erasing.
+
+    Attributes:
+        k, n, erased: samples forgotten now, samples the curvature stood for, samples erased from it before.
+        step_norm, relative_step: ‖θ̂−θ‖, and over ‖θ‖.
+        gradient_norm: ‖∇L(θ*)‖ of the training objective; None where it is no longer known.
+        forget_gradient_norm: ‖g_S‖.
+        leverage_max, leverage_sum: the largest leverage of S, below 1 for samples of the training data, and
+            their sum, the number of parameters that S pays for.
+        loss_before, loss_after: mean data loss on S under the old and the new model.
+        predicted_change: of that mean loss, to first order.
+        verdict: "ok" means that the step is Newton's for a model linear in θ, and that its measures agree.
+        reasons: why the verdict is not "ok". notes: what else one should know.
+    """
+
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+    k: int
+    n: int
+    erased: int
+    scale: float
+    damping: float
+    leave_out: bool
+    residual: bool
+    policy: str
+    gradient_norm: float | None
+    forget_gradient_norm: float
+    step_norm: float | None = None
+    relative_step: float | None = None
+    leverage_max: float | None = None
+    leverage_sum: float | None = None
+    leverages: tuple[float, ...] = field(default=(), repr=False)
+    loss_before: float | None = None
+    loss_after: float | None = None
+    predicted_change: float | None = None
+    seconds: float | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    def __str__(self) -> str:
+        lines = [f"verdict: {self.verdict}"]
+        lines += [f"  because {reason}" for reason in self.reasons]
+        known = {
+            "forgotten": f"{self.k} of {self.n}",
+            "ε, λ": f"{_number(self.scale)}, {_number(self.damping)}",
+            "step norm": _number(self.step_norm),
+            "relative to θ": _number(self.relative_step),
+            "largest leverage": _number(self.leverage_max),
+            "‖∇L(θ*)‖": _number(self.gradient_norm),
+            "loss on S": f"{_number(self.loss_before)} → {_number(self.loss_after)}",
+        }
+        lines += [f"{name}: {value}" for name, value in known.items()]
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def judge(found: Diagnostics) -> list[str]:
+    """Reasons for caution, in words and numbers; none if the step is one we vouch for."""
+    reasons = []
+    total, gone = found.n + found.erased, found.k + found.erased
+    if gone > LARGE_FRACTION * total:
+        reasons.append(
+            f"{gone / total:.1%} of the training data is forgotten by now, more than the "
+            f"{LARGE_FRACTION:.0%} up to which one step is vouched for."
+        )
+    if found.leverage_max is not None and found.leverage_max > LARGE_LEVERAGE:
+        reasons.append(
+            f"The forgotten samples alone determine {found.leverage_max:.1%} of a direction of θ (largest leverage): "
+            "where a whole class goes, the step at scale 1 usually falls short."
+        )
+    if found.relative_step is not None and found.relative_step > LARGE_STEP:
+        reasons.append(f"The step is {found.relative_step:.2f} times as long as θ: too far for a local model.")
+    if found.gradient_norm is not None and not found.residual:
+        ratio = found.n * found.gradient_norm / max(found.forget_gradient_norm, 1e-300)
+        if ratio > LARGE_RESIDUAL:
+            reasons.append(
+                f"θ* is not stationary: n‖∇L(θ*)‖ is {ratio:.2g} times the gradient that is removed. Train further, "
+                "or correct for it (residual)."
+            )
+    if found.predicted_change and found.loss_after is not None and found.loss_before is not None:
+        ratio = (found.loss_after - found.loss_before) / found.predicted_change
+        if not 1 / LINEARISATION_FACTOR < ratio < LINEARISATION_FACTOR:
+            reasons.append(
+                f"The loss on the forgotten samples changed {ratio:.2g} times as much as the linear model predicts."
+            )
+    return reasons
+
+
+def doubts(found: Diagnostics, curvature: Curvature) -> list[str]:
+    """Why even a perfectly computed step is not the Newton step, on the leave-k-out loss, of a model linear in θ."""
+    reasons = []
+    if curvature.linear is None:
+        reasons.append("The model is not linear in θ: the step is an approximation without a guarantee.")
+    if any(note.startswith(PART_ONLY) for note in curvature.notes):
+        reasons.append(
+            "Only a part of the trained parameters can change; the rest were trained with the forgotten samples too."
+        )
+    if curvature.doubted:
+        reasons.append("An earlier step since the fit was not vouched for, and this one starts from its result.")
+    calibrated = found.scale == curvature.scale
+    if curvature.kind.name != "expected" and not calibrated:
+        reasons.append(
+            f"With {curvature.kind.name} rows the scale ε must be chosen by a measurement: 1 is right for expected "
+            "rows alone."
+        )
+    elif curvature.kind.name != "expected":
+        reasons.append(f"The scale {found.scale:.3g} is one that was measured, {_source(curvature)}.")
+    elif found.scale != 1:
+        how = f" ({_source(curvature)})" if calibrated else ""
+        reasons.append(f"The scale is {found.scale:.3g}{how}; with expected rows the Newton step is at 1.")
+    if not found.leave_out:
+        reasons.append("The curvature is that of all the data, the forgotten samples included (leave_out=False).")
+    structure = curvature.structure
+    coupled = curvature.linear is not None and curvature.linear.outputs > 1 and curvature.loss not in UNCOUPLED
+    whole = 1 if coupled or curvature.linear is None else curvature.linear.outputs
+    if isinstance(structure, (Dense, LowRank)) and len(structure.blocks) > whole:
+        reasons.append(f"The curvature between its {len(structure.blocks)} blocks is left out.")
+    if isinstance(structure, (Diagonal, Truncated)):
+        reasons.append(f"Structure '{structure.kind}' keeps only a part of the curvature.")
+    decay, damping = curvature.weight_decay, curvature.damping
+    if not 0.5 * decay <= damping <= 2 * decay * (1 + curvature.erased / curvature.n):
+        reasons.append(
+            f"The damping {damping:.2g} is not the weight decay {decay:.2g} that the curvature was told of: it is "
+            "curvature that the training did not have."
+        )
+    return reasons
+
+
+def _source(curvature: Curvature) -> str:
+    return "" if curvature.calibrated is None else curvature.calibrated.source
+
+
+def notes_on(curvature: Curvature, problem: Problem, left: LeftOut) -> tuple[str, ...]:
+    notes = [note for note in curvature.notes if note.startswith(PART_ONLY)]
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in problem.model.modules()):
+        notes.append("BatchNorm's running statistics still contain the forgotten samples.")
+    if isinstance(curvature.structure, MatrixFree):
+        notes.append("The leverage is a lower bound, from the directions that the solver tried.")
+    if left.note:
+        notes.append(left.note + ".")
+    if curvature.gradient is None:
+        notes.append("‖∇L(θ*)‖ is not known after a rebase.")
+    return tuple(notes)
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g}"

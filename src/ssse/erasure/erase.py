@@ -1,0 +1,357 @@
+"""The update: one closed-form step away from the samples to forget."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ssse.curvature.curvature import Curvature, JointState
+from ssse.curvature.fit import bind_data
+from ssse.curvature.lowrank import LowRank
+from ssse.curvature.matrix_free import MatrixFree
+from ssse.curvature.structure import LeftOut
+from ssse.erasure.diagnostics import (
+    Diagnostics,
+    doubts,
+    judge,
+    notes_on,
+)
+from ssse.erasure.request import check_request
+from ssse.errors import (
+    DoesNotFit,
+    InvalidData,
+    InvalidSetting,
+    Refused,
+)
+from ssse.problem.batches import (
+    Batch,
+    check_repeatable,
+    read_batch,
+    regroup,
+)
+from ssse.problem.fingerprint import Fingerprint
+from ssse.problem.losses import LossLike
+from ssse.problem.problem import Problem
+from ssse.rows.held import HeldRows, StackedRows
+from ssse.rows.kinds import (
+    Measured,
+    digest_samples,
+    measure,
+    measure_held,
+)
+from ssse.system.memory import human_bytes, memory_budget
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The samples to forget, seen at the θ* that the curvature belongs to."""
+
+    problem: Problem
+    curvature: Curvature
+    batches: list[Batch]
+    count: int
+
+    def rows(self) -> Iterator[HeldRows]:
+        """Their rows, computed anew; for conjugate gradients they are not formed."""
+        for rows, _ in self._measured():
+            yield rows
+
+    def measured(self) -> tuple[StackedRows, Tensor, float]:
+        """All rows, Σ∇ℓ and Σℓ."""
+        parts, sums = [], []
+        for rows, found in self._measured():
+            parts.append(rows)
+            sums.append(found)
+        gradient = torch.stack([found.gradient for found in sums]).sum(0, dtype=torch.float64)
+        return StackedRows(parts), gradient.to(self.problem.dtype), sum(found.loss for found in sums)
+
+    def missing(self) -> int:
+        """Samples that the curvature does not know, where it knows its samples."""
+        structure = self.curvature.structure
+        if not isinstance(structure, LowRank) or self.curvature.kind.per_batch > 1:
+            return 0
+        digests = [torch.from_numpy(digest_samples(batch, structure.salt).view(np.int64)) for batch in self.batches]
+        return structure.count_missing(torch.cat(digests))
+
+    def slope(self) -> tuple[Tensor, float]:
+        """Σ∇ℓ and Σℓ alone."""
+        empirical = replace(self.curvature.kind, name="empirical")
+        sums = [measure(self.problem, empirical, batch) for batch in self.batches]
+        gradient = torch.stack([found.gradient for found in sums]).sum(0, dtype=torch.float64)
+        return gradient.to(self.problem.dtype), sum(found.loss for found in sums)
+
+    def _measured(self) -> Iterator[tuple[HeldRows, Measured]]:
+        structure = self.curvature.structure
+        salt = structure.salt if isinstance(structure, LowRank) else None
+        for batch in self.batches:
+            if isinstance(structure, MatrixFree):
+                found = measure(self.problem, self.curvature.kind, batch)
+                yield found.rows, found  # type: ignore[misc]  # as they are: only multiplied with
+            else:
+                yield measure_held(self.problem, self.curvature.kind, batch, salt)
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """One request, answered.
+
+    Attributes:
+        model: a new module; the one passed in is untouched. step: θ̂ − θ, shape (d,).
+        direction: the step at scale 1, from the θ* of the curvature: θ̂(ε) = θ* + ε·direction.
+        diagnostics: numbers, verdict and reasons.
+    """
+
+    model: nn.Module
+    step: Tensor
+    direction: Tensor
+    diagnostics: Diagnostics
+    _pending: list[_Request] = field(repr=False)
+    _after: Curvature = field(repr=False)
+
+    @cached_property
+    def curvature(self) -> Curvature:
+        """The curvature for the next request, from which the forgotten rows are gone.
+
+        Made when first asked for (it refactorises every block). Until then this object still refers to
+        the forgotten samples, afterwards no longer. With policy="joint" their gradients stay, summed, and
+        with leave_out=False also their rows: that is what makes the order of requests irrelevant.
+        """
+        request = self._pending[0]
+        if request.curvature.kind.per_batch > 1:
+            raise InvalidSetting(
+                "Rows of mini-batches mix samples, so the forgotten ones cannot leave this curvature. Fit a new one "
+                "on the data that remains, or fit with rows_per_batch=1."
+            )
+        joint, after = self._after.joint, self._after
+        if joint is None or joint.leave_out:  # else the update over D needs D's curvature as it is
+            after = replace(after, structure=request.curvature.structure.remove(request.rows()))
+        self._pending.clear()
+        return after
+
+
+def erase(
+    model: nn.Module,
+    curvature: Curvature,
+    loss_fn: LossLike,
+    forget: Iterable[Any],
+    *,
+    scale: float | None = None,
+    leave_out: bool = True,
+    residual: bool = False,
+    policy: str = "rebase",
+    data: Iterable[Any] | None = None,
+) -> Erasure:
+    """Erase samples from a trained model, from its curvature and those samples alone.
+
+    With M = RᵀR + nλI and g_S = Σ_{i∈S} (∇ℓᵢ(θ*) + wθ*), the new parameters are
+
+        θ̂ = θ* + ε · (M − R_SᵀR_S)⁻¹ g_S        leave_out=True, curvature over D∖S
+        θ̂ = θ* + ε · n/(n−k) · M⁻¹ g_S           leave_out=False, the paper's Definition 3.1
+
+    Args:
+        model: the model as it was when the curvature was fitted, in eval mode.
+        forget: batches of the samples to forget, exactly as they were in the training data.
+        scale: ε; if not given, the one that `ssse.calibrate` stored with the curvature, else 1.
+        leave_out: subtract the rows of S from the curvature, which needs nothing but S.
+        residual: also correct for θ* not being stationary: g_S − n∇L(θ*) instead of g_S.
+        policy: for streams of requests. "rebase": the erased model becomes the new θ*; of the old one
+            only what the curvature holds remains. "joint": θ* and the sum of removed gradients are kept, so any
+            order and grouping of the same requests gives the same model (at the scale of the last).
+        data: the training data, for structure="matrix_free" only; the forgotten samples among it.
+
+    Raises:
+        Refused: the step must not be applied; carries the diagnostics. Nothing is changed.
+        ModelMismatch: the model is not the one the curvature belongs to.
+    """
+    started = time.perf_counter()
+    problem, scale = check_request(
+        model, curvature, loss_fn, scale=scale, leave_out=leave_out, residual=residual, policy=policy
+    )
+    check_repeatable(forget)
+    request = _read_request(problem, curvature, forget, leave_out)
+    if data is not None:
+        if not isinstance(curvature.structure, MatrixFree):
+            raise InvalidSetting('Only structure="matrix_free" reads the training data; leave data= out.')
+        bound = bind_data(
+            curvature.structure,
+            request.problem,
+            curvature.kind,
+            data,
+            curvature.group,
+            curvature.n if curvature.joint is None or curvature.joint.leave_out else curvature.joint.n,
+            curvature.mean_loss,
+        )
+        curvature = replace(curvature, structure=bound)
+
+    rows, gradient, loss = request.measured() if leave_out else (None, *request.slope())
+    origin = request.problem.theta()
+    gradient = gradient + request.count * curvature.weight_decay * origin
+    removed = gradient if curvature.joint is None else gradient + curvature.joint.removed_gradient
+    right = removed - _gradient_sum(curvature) if residual else removed
+    left = _solve(curvature, right, rows, request.count, 0 if leave_out else request.missing())
+
+    found = Diagnostics(
+        verdict="ok",
+        reasons=(),
+        notes=notes_on(curvature, problem, left),
+        k=request.count,
+        n=curvature.n,
+        erased=curvature.erased,
+        scale=scale,
+        damping=curvature.damping,
+        leave_out=leave_out,
+        residual=residual,
+        policy=policy,
+        gradient_norm=None if curvature.gradient is None else float(curvature.gradient.norm()),
+        forget_gradient_norm=float(gradient.norm()),
+        leverage_max=_known(float(left.leverages[0])) if leave_out else None,
+        leverage_sum=_known(left.leverage_sum) if leave_out else None,
+        leverages=tuple(v for v in left.leverages.tolist() if not math.isnan(v)) if leave_out else (),
+        loss_before=loss / request.count if curvature.joint is None else _mean_loss(problem, request.batches),
+    )
+    _refuse_impossible(found, left, curvature)
+
+    theta = origin + scale * left.solution
+    step = theta - problem.theta()
+    if not bool(torch.isfinite(theta).all()):
+        raise Refused(_refused(found, "The step is NaN or infinite."))
+    erased = problem.with_theta(theta)
+    loss_after = _mean_loss(Problem(erased, problem.loss, problem.layout.names), request.batches)
+    if not math.isfinite(loss_after):
+        raise Refused(_refused(found, "The erased model's loss on the forgotten samples is NaN or infinite."))
+    data_gradient = gradient - request.count * curvature.weight_decay * origin
+    found = replace(
+        found,
+        step_norm=float(step.norm()),
+        relative_step=float(step.norm() / problem.theta().norm().clamp_min(torch.finfo(step.dtype).tiny)),
+        loss_after=loss_after,
+        predicted_change=float(data_gradient.double() @ (theta - origin).double()) / request.count,
+        seconds=time.perf_counter() - started,
+    )
+    reasons = judge(found) + doubts(found, curvature) + ([f"{left.note}."] if "not below" in left.note else [])
+    found = replace(found, verdict="caution" if reasons else "ok", reasons=tuple(reasons))
+    after = _curvature_after(curvature, problem, erased, request.count, removed, origin, leave_out, policy)
+    after = replace(after, doubted=curvature.doubted or bool(reasons))
+    request = replace(request, curvature=curvature)
+    return Erasure(erased, step, left.solution, found, [request], after)
+
+
+def _read_request(problem: Problem, curvature: Curvature, forget: Iterable[Any], leave_out: bool) -> _Request:
+    batches = [batch for batch in (read_batch(b, problem.device) for b in forget) if len(batch[1])]
+    if not batches:
+        raise InvalidData("The forget set is empty; there is nothing to erase.")
+    at = problem
+    if curvature.joint is not None:
+        at = Problem(problem.with_theta(curvature.joint.theta), problem.loss, problem.layout.names)
+    at.probe(batches[0])
+    problem.loss = at.loss
+    count = sum(len(batch[1]) for batch in batches)
+    if count >= curvature.n:
+        raise InvalidData(
+            f"The forget set has {count} samples and the curvature stands for {curvature.n}; something must remain."
+        )
+    per_sample = curvature.kind.rows_per_sample(at.loss, at.outputs)
+    if leave_out and at.linear is None and not isinstance(curvature.structure, MatrixFree):
+        needed = 2 * count * per_sample * at.layout.dim * (torch.finfo(at.dtype).bits // 8)
+        budget = memory_budget(at.device, None)
+        if needed > budget:
+            raise DoesNotFit(
+                f"The rows of {count} samples need {human_bytes(needed)}, of {human_bytes(budget)} that are free. "
+                "Erase in smaller groups with policy='joint', which gives the same model, or use matrix_free."
+            )
+    return _Request(at, curvature, list(regroup(batches, curvature.group)), count)
+
+
+def _solve(curvature: Curvature, right: Tensor, rows: StackedRows | None, k: int, missing: int) -> LeftOut:
+    structure = curvature.structure
+    if rows is not None:
+        return structure.leave_out(rows, right)
+    # Definition 3.1: n/(n−k) of the full curvature.
+    share = _samples_at_origin(curvature) / (curvature.n - k)
+    if isinstance(structure, MatrixFree):
+        left = structure.leave_out(None, right)  # with the solver's own account of its accuracy
+        return replace(left, solution=left.solution * share)
+    return LeftOut(structure.solve(right) * share, torch.zeros(1), 0.0, "", missing=missing)
+
+
+def _gradient_sum(curvature: Curvature) -> Tensor:
+    """n∇L(θ*) over the data that the gradient was taken of."""
+    assert curvature.gradient is not None
+    return _samples_at_origin(curvature) * curvature.gradient
+
+
+def _samples_at_origin(curvature: Curvature) -> int:
+    """A joint stream counts from its first request on."""
+    return curvature.n if curvature.joint is None else curvature.joint.n
+
+
+def _refuse_impossible(found: Diagnostics, left: LeftOut, curvature: Curvature) -> None:
+    if left.missing:
+        raise Refused(
+            _refused(
+                found,
+                f"{left.missing} of the rows to forget are not among the curvature's rows: those samples were not in "
+                "the training data, not bit for bit in this form (other preprocessing, other labels), or are erased "
+                "already.",
+            )
+        )
+    if left.indefinite:
+        largest = found.leverage_max
+        leverage = "" if largest is None else f" (largest leverage {largest:.4g}, must be below 1)"
+        drifted = curvature.erased > 0 and curvature.joint is None
+        stream = " Since this model was rebased, its rows have moved from those stored: fit a new curvature." * drifted
+        raise Refused(
+            _refused(
+                found,
+                f"The samples carry more curvature in '{left.where}' than the training data as a whole{leverage}. They "
+                f"were not in the training data, not in this form, or the curvature belongs to another θ.{stream}",
+            )
+        )
+
+
+def _refused(found: Diagnostics, reason: str) -> Diagnostics:
+    return replace(found, verdict="refused", reasons=(reason,))
+
+
+def _curvature_after(
+    curvature: Curvature,
+    problem: Problem,
+    erased: nn.Module,
+    k: int,
+    removed: Tensor,
+    origin: Tensor,
+    leave_out: bool,
+    policy: str,
+) -> Curvature:
+    """All of the next curvature but its structure, which is made when asked for."""
+    joint = policy == "joint"
+    return replace(
+        curvature,
+        fingerprint=Fingerprint.of(Problem(erased, problem.loss, problem.layout.names)),
+        n=curvature.n - k,
+        erased=curvature.erased + k,
+        gradient=curvature.gradient if joint else None,
+        mean_loss=None,
+        joint=JointState(origin, removed, leave_out, _samples_at_origin(curvature)) if joint else None,
+    )
+
+
+def _mean_loss(problem: Problem, batches: list[Batch]) -> float:
+    total = count = 0.0
+    for x, y in batches:
+        z, _ = problem.forward(x)
+        total += float(problem.loss.values(z, y).sum(dtype=torch.float64))
+        count += len(y)
+    return total / count
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,1 @@
+"""Models beside retrained ones: every measure on every split, in one table."""

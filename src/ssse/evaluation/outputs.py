@@ -1,0 +1,100 @@
+"""What models say: logits of any model, on batches that all of them see together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ssse.errors import InvalidData, InvalidModel
+from ssse.evaluation.splits import SPLITS
+from ssse.metrics.scores import (
+    Task,
+    as_labels,
+    as_logits,
+    check_alike,
+)
+from ssse.problem.batches import (
+    Inputs,
+    check_repeatable,
+    count_samples,
+    read_batch,
+)
+from ssse.problem.problem import arguments, refuse_training_mode, tensor_output
+from ssse.system.progress import track
+
+Model = nn.Module | Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One batch under every model."""
+
+    logits: dict[str, np.ndarray]
+    labels: np.ndarray
+    task: Task
+
+
+def check_model(model: Model, name: str) -> None:
+    if isinstance(model, nn.Module):
+        try:
+            refuse_training_mode(model)
+        except InvalidModel as error:
+            raise InvalidModel(f"'{name}': {error}") from None
+    elif not callable(model):
+        raise InvalidModel(f"'{name}' must be a torch module or a function from inputs to logits, not {type(model)}.")
+
+
+@torch.no_grad()
+def logits_of(model: Model, x: Inputs, name: str) -> np.ndarray:
+    """Logits as float64, shape (n, outputs), of a module or of any function of the inputs."""
+    try:
+        if not isinstance(model, nn.Module):
+            return as_logits(model(x), name)
+        parameter = next(iter(model.parameters()), None)
+        if parameter is not None:
+            x = {k: v.to(parameter.device) for k, v in x.items()} if isinstance(x, dict) else x.to(parameter.device)
+        args, kwargs = arguments(x)
+        return as_logits(tensor_output(model(*args, **kwargs)), name)
+    except Exception as error:  # whatever it is, it is passed on: with the name of the model, one of many perhaps
+        _refuse_other_dtype(model, x, name, error)
+        error.add_note(f"This came from the model '{name}'.")
+        raise
+
+
+def _refuse_other_dtype(model: Model, x: Inputs, name: str, error: Exception) -> None:
+    """The usual reason for a module to fail on good data, in words."""
+    tensors = list(x.values()) if isinstance(x, dict) else [x]
+    given = {str(value.dtype) for value in tensors if value.is_floating_point()}
+    wanted = {str(p.dtype) for p in model.parameters()} if isinstance(model, nn.Module) else given
+    if isinstance(error, RuntimeError) and "dtype" in str(error) and given != wanted:
+        raise InvalidData(
+            f"'{name}' has parameters of {', '.join(sorted(wanted))} and the inputs are {', '.join(sorted(given))}; "
+            "cast one of them, for instance model.to(x.dtype)."
+        ) from error
+
+
+def watch(models: Mapping[str, Model], data: Iterable[Any], split: str, progress: bool) -> Iterator[Seen]:
+    """Every batch of a split under every model.
+
+    One pass for all models: a loader that shuffles shows each of them the same samples, and only one batch is held.
+    """
+    check_repeatable(data)
+    task, count = None, 0
+    batches = (read_batch(batch, None) for batch in data)
+    for x, y in track(batches, count_samples(data), f"evaluating on {SPLITS[split]}", progress):
+        if not len(y):
+            continue
+        logits = {name: logits_of(model, x, name) for name, model in models.items()}
+        check_alike(logits)
+        labels, found = as_labels(y, next(iter(logits.values())))
+        if found != (task or found):
+            raise InvalidData(f"Some batches of '{split}' have class indices as labels, others attributes.")
+        task, count = found, count + len(y)
+        yield Seen(logits, labels, found)
+    if not count:
+        raise InvalidData(f"The split '{split}' is empty; leave it out, or pass its samples.")

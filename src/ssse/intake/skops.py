@@ -1,0 +1,101 @@
+"""skops files: read where skops trusts every type in them by itself, and written with the same bytes each time."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ssse.errors import InvalidData, InvalidSetting
+from ssse.intake.messages import listing, reading
+from ssse.system.memory import human_bytes
+
+SCHEMA = "schema.json"
+LEAST, RATIO = 1 << 26, 100  # a file unfolds to 64 MiB, or to a hundred times its size, at most
+CONSTANTS = ("JsonNode", "TypeNode")  # whether two of them are one object depends on the interpreter
+
+
+def read_skops(path: Path) -> Any:
+    """What the file holds.
+
+    Raises:
+        InvalidData: not such a file, damaged, or with types that skops does not trust. InvalidSetting: no skops.
+    """
+    skops = _skops()
+    with reading(path, "a skops file"):
+        _check_size(path)
+        strange = skops.get_untrusted_types(file=path)
+        if strange:
+            raise InvalidData(
+                f"'{path}' holds {listing(strange, 5)}, which skops does not trust: to build it could run any code. "
+                "Save the model without it."
+            )
+        return skops.load(path, trusted=[])
+
+
+def write_skops(path: Path, model: Any) -> None:
+    """The same bytes for the same model, where skops would name its parts by places in memory and the time.
+
+    On the disk when this returns, but not atomic: write into a fresh folder.
+    """
+    with zipfile.ZipFile(io.BytesIO(_skops().dumps(model))) as packed, zipfile.ZipFile(path, "w") as out:
+        schema = json.loads(packed.read(SCHEMA))
+        names = _renamed(schema, set(packed.namelist()))
+        for old, new in names.items():
+            out.writestr(zipfile.ZipInfo(new), packed.read(old))
+        out.writestr(zipfile.ZipInfo(SCHEMA), json.dumps(schema, indent=1))
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _renamed(schema: Any, files: set[str]) -> dict[str, str]:
+    """Number objects and files in the order in which the schema names them. Returns old names and new ones."""
+    numbers = count(1)
+    ids: dict[int, int] = {}
+    names: dict[str, str] = {}
+
+    def walk(node: Any) -> None:
+        if isinstance(node, list):
+            for inner in node:
+                walk(inner)
+        if not isinstance(node, dict):
+            return
+        if isinstance(node.get("__id__"), int):
+            number, constant = next(numbers), node.get("__loader__") in CONSTANTS
+            node["__id__"] = number if constant else ids.setdefault(node["__id__"], number)
+        if isinstance(node.get("file"), str) and node["file"] in files:
+            old = node["file"]
+            node["file"] = names.setdefault(old, f"{len(names)}{Path(old).suffix}")
+        for inner in node.values():
+            walk(inner)
+
+    walk(schema)
+    return names
+
+
+def _check_size(path: Path) -> None:
+    """Zip files can unfold to anything; a reader takes no more of a part than its header says."""
+    with zipfile.ZipFile(path) as packed:
+        whole = sum(part.file_size for part in packed.infolist())
+    there = path.stat().st_size
+    if whole > max(LEAST, RATIO * there):
+        raise InvalidData(
+            f"'{path}' would unfold from {human_bytes(there)} to {human_bytes(whole)}, which no model of numbers does. "
+            "Save the model again with skops.io.dump."
+        )
+
+
+def _skops() -> ModuleType:
+    try:
+        import skops.io
+    except ImportError:
+        raise InvalidSetting("Reading a .skops file needs skops: pip install 'ssse[skops]'.") from None
+    return skops.io

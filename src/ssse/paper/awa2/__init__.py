@@ -1,0 +1,1 @@
+"""Fifty animals: Figures 3a and 4."""

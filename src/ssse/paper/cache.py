@@ -1,0 +1,143 @@
+"""What was computed once is not computed again: trained models, curvatures and measured requests, kept by content.
+
+A key is the digest of everything that the value depends on: the data, the settings, and the source of the code that
+makes it. An interrupted run therefore goes on where it stopped, and a changed recipe never meets an old value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from functools import cache as once
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssse.curvature.curvature import Curvature
+from ssse.errors import BrokenArtefact
+from ssse.system.files import write_atomically
+from ssse.system.store import read_folder, write_folder
+
+PACKAGE = Path(__file__).parents[1]
+AROUND = ("rendering", "intake", "workspace", "paper", "cli")  # rooms that bring files to the numbers, or take them on
+SHOWN = ("__main__", "demo", "figures")  # what only shows numbers does not change them
+LARGEST = 4 * 2**30  # bytes of a curvature; a larger one costs more to read back than it is worth
+
+
+class Cache:
+    """A folder of values. What is in it may be deleted at any time; what is broken is made anew."""
+
+    def __init__(self, folder: str | os.PathLike[str] | None):
+        self.folder = None if folder is None else Path(folder)
+        self.found = self.made = 0
+        self.saved = 0.0  # seconds that what was found took when it was made, everything once
+        self._worked = 0.0  # seconds that this run spent on making values
+        self._counted: set[str] = set()  # made or found in this run: no longer saved
+        self._open: list[dict[str, float]] = [{}]  # what was needed for the value at work, with the seconds of each
+
+    def tensors(self, key: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """For instance the parameters of a trained model."""
+
+        def write(path: Path, value: Mapping[str, Tensor]) -> None:
+            write_folder(path, value, {"kind": "tensors"})
+
+        return dict(self._get(key, make, write, lambda path: read_folder(path)[0]))
+
+    def curvature(self, key: str, make: Callable[[], Curvature]) -> Curvature:
+        def write(path: Path, value: Curvature) -> None:
+            size = sum(t.numel() * t.element_size() for t in value.structure.state().values())
+            if size <= LARGEST:
+                value.save(path)
+
+        return self._get(key, make, write, Curvature.load)
+
+    def numbers(self, key: str, make: Callable[[], Any]) -> Any:
+        """Anything that JSON can hold; NaN included."""
+
+        def write(path: Path, value: Any) -> None:
+            body = json.dumps(value)
+            write_atomically(path, f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n")
+
+        def read(path: Path) -> Any:
+            digest, _, body = path.read_text(encoding="utf-8").partition("\n")
+            if hashlib.sha256(body.rstrip("\n").encode()).hexdigest() != digest:
+                raise BrokenArtefact(f"'{path}' does not match its digest.")
+            return json.loads(body)
+
+        return self._get(key, make, write, read)
+
+    def _get(self, key: str, make: Callable[[], Any], write: Callable[[Path, Any], None], read: Callable[[Path], Any]):
+        if self.folder is None:
+            return make()
+        path, clock = self.folder / key, self.folder / f"{key}.seconds"
+        if path.exists():
+            try:
+                value, seconds = read(path), _read_seconds(clock, key)
+            except (BrokenArtefact, ValueError, OSError):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            else:
+                self.found += key not in self._counted
+                self.saved += sum(own for name, own in seconds.items() if name not in self._counted)
+                self._count(seconds)
+                return value
+        started, worked = time.perf_counter(), self._worked
+        self._open.append({})
+        try:
+            value = make()
+        finally:
+            seconds = self._open.pop()
+        own = time.perf_counter() - started - (self._worked - worked)
+        self.made, self._worked = self.made + 1, self._worked + own
+        seconds[key] = own
+        self._count(seconds)
+        write_atomically(clock, json.dumps(seconds))
+        try:
+            write(path, value)
+        except OSError:
+            if not path.exists():  # else another run was quicker
+                raise
+        return value
+
+    def _count(self, seconds: Mapping[str, float]) -> None:
+        self._counted.update(seconds)
+        self._open[-1].update(seconds)
+
+
+def _read_seconds(path: Path, key: str) -> dict[str, float]:
+    """By key, those of the value itself and of everything that was needed for it; each without the others."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return {name: float(own) for name, own in (found if isinstance(found, dict) else {key: found}).items()}
+
+
+def key_of(name: str, *parts: Any) -> str:
+    """NAME-digest. Parts: tensors, modules of source code, or what JSON can hold."""
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Tensor):
+            digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
+            digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(part, ModuleType):
+            digest.update(inspect.getsource(part).encode())
+        else:
+            digest.update(json.dumps(part, sort_keys=True).encode())
+        digest.update(b"\0")
+    return f"{name}-{digest.hexdigest()[:24]}"
+
+
+@once
+def engine() -> str:
+    """The digest of this package's source and of torch's version: what a number depends on besides its data."""
+    digest = hashlib.sha256(torch.__version__.encode())
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE)
+        if name.parts[0] not in AROUND and path.stem not in SHOWN:
+            digest.update(name.as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Forty attributes of faces: Table 1 and Figure 2."""

@@ -1,0 +1,284 @@
+"""Linear models: train to the minimum, fit the curvatures once, answer every request by every method."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ssse import baselines
+from ssse.calibration.search import descent
+from ssse.curvature.curvature import Curvature
+from ssse.erasure.erase import erase
+from ssse.errors import Undecided
+from ssse.metrics.gaps import divergences, mean_gap
+from ssse.paper import linear, study
+from ssse.paper.cache import engine, key_of
+from ssse.paper.linear import Linear, as_model
+from ssse.paper.settings import Settings
+from ssse.paper.study import (
+    WIDE,
+    Curve,
+    Looker,
+    Method,
+    Removal,
+    accuracies,
+    timed,
+)
+from ssse.system.digests import digest_tensors
+
+PAPER = Method("paper", "SSSE, empirical, over D (the paper)", "paper")
+PAPER_GAP = Method("paper", "the same at the ε of its smallest gap", "paper", "gap")
+PAPER_OUT = Method("empirical_out", "SSSE, empirical, over D∖S", "past the paper")
+HESSIAN = Method("hessian", "influence update, Hessian over D", "paper", 1.0)
+DEFAULT = Method("default", "expected rows over D∖S, ε = 1 (our default)", "ours", 1.0)
+EXACT = Method("exact", "the same with damping (n−k)λ, ε = 1", "ours", 1.0)
+SEARCHED = Method("exact", "the same, ε by the loss along the step", "ours", "searched", "S, 4,096 of D")
+ASCENT = Method("ascent", "gradient ascent, one step", "baseline", "gap")
+DIAGONAL = Method("diagonal", "SSSE with the diagonal alone", "baseline", "gap")
+SCRUBBING = Method("scrubbing", "scrubbing (Fisher noise)", "baseline", "gap")
+TUNING = Method("tuning", "fine-tuning, one epoch", "baseline", 1.0, "S and D")
+DAMPENING = Method("dampening", "selective synaptic dampening", "baseline", 1.0)
+METHODS = (
+    PAPER,
+    PAPER_GAP,
+    PAPER_OUT,
+    HESSIAN,
+    DEFAULT,
+    EXACT,
+    SEARCHED,
+    ASCENT,
+    DIAGONAL,
+    SCRUBBING,
+    TUNING,
+    DAMPENING,
+)
+NOISE = np.geomspace(1e-5, 1e1, 37)
+BATCH = 4096
+
+
+@dataclass(frozen=True)
+class Tabular:
+    """Features and labels, as the experiment trains on them, in float64."""
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    names: tuple[str, ...]
+    title: str
+
+    @cached_property
+    def digest(self) -> str:
+        return digest_tensors({name: getattr(self, name) for name in ("x", "y", "test_x", "test_y")})
+
+    @property
+    def member(self) -> Tensor:
+        """(n, kinds): whether a sample has the attribute, or is of the class."""
+        return self._member(self.y)
+
+    @property
+    def test_member(self) -> Tensor:
+        return self._member(self.test_y)
+
+    def _member(self, y: Tensor) -> Tensor:
+        return y > 0 if y.dim() == 2 else y[:, None] == torch.arange(len(self.names))
+
+
+@dataclass(frozen=True)
+class Fits:
+    """How each curvature is held: settings of `Curvature.fit`.
+
+    Attributes:
+        empirical: the paper's. expected: ours, from S alone. exact: without any blocks that cut what belongs together;
+            where that is `matrix_free`, a request reads the training data.
+    """
+
+    empirical: Mapping[str, Any]
+    expected: Mapping[str, Any]
+    exact: Mapping[str, Any]
+
+
+@dataclass
+class Convex:
+    settings: Settings
+    data: Tabular
+    loss: str
+    decay: float
+    fits: Fits
+    fitted: dict[str, Curvature] = field(default_factory=dict)
+
+    @cached_property
+    def solver(self) -> Linear:
+        return Linear.of(self.data.x, self.data.y, self.decay)
+
+    @cached_property
+    def trained(self) -> dict[str, Any]:
+        return self._train(torch.arange(len(self.data.x)))
+
+    @cached_property
+    def model(self) -> nn.Module:
+        return as_model(self.trained["weights"])
+
+    @property
+    def batches(self) -> list[tuple[Tensor, Tensor]]:
+        return _batches(self.data.x, self.data.y)
+
+    def splits(self, removal: Removal) -> dict[str, list[tuple[Tensor, Tensor]]]:
+        x, y, same = self.data.test_x, self.data.test_y, removal.same
+        return {
+            "retained": _batches(self.data.x[removal.keep], self.data.y[removal.keep]),
+            "forgotten": _batches(self.data.x[removal.forget], self.data.y[removal.forget]),
+            "test_other": _batches(x[~same], y[~same]),
+            "test_same": _batches(x[same], y[same]),
+        }
+
+    def retrained(self, removal: Removal) -> tuple[nn.Module, float]:
+        """From scratch, without S; and the seconds that it took."""
+        found = self._train(removal.keep)
+        return as_model(found["weights"]), float(found["seconds"])
+
+    def curvature(self, name: str, rows: str, **how: Any) -> Curvature:
+        """Fitted when first asked for, and kept."""
+        if name not in self.fitted:
+            key = key_of(f"curvature-{name}", self._base, rows, {k: str(v) for k, v in how.items()})
+
+            def fit() -> Curvature:
+                return Curvature.fit(
+                    self.model,
+                    self.loss,
+                    self.batches,
+                    weight_decay=self.decay,
+                    rows=rows,
+                    progress=self.settings.show_progress,
+                    **how,
+                )
+
+            # A matrix-free curvature holds no numbers of its own: it is made anew, and bound to the data.
+            free = how.get("structure") == "matrix_free"
+            self.fitted[name] = fit() if free else self.settings.cache.curvature(key, fit)
+        return self.fitted[name]
+
+    def answer(self, removal: Removal) -> dict[str, Any]:
+        """Every method on one request, as numbers."""
+        key = key_of("request", self._base, *removal.parts, *_SOURCES)
+        return self.settings.cache.numbers(key, lambda: self._answer(removal))
+
+    def floor(self, removal: Removal) -> dict[str, float]:
+        """How far two models are apart that differ in the seed alone, trained as the paper does, by SGD."""
+        key = key_of("floor", self._base, *removal.parts, *_SOURCES)
+        return self.settings.cache.numbers(key, lambda: self._floor(removal))
+
+    @cached_property
+    def _base(self) -> list[Any]:
+        fits = [sorted((k, str(v)) for k, v in fit.items()) for fit in vars(self.fits).values()]
+        return [self.data.digest, self.loss, self.decay, self.settings.seed, fits, engine()]
+
+    def _train(self, keep: Tensor) -> dict[str, Any]:
+        key = key_of("linear", self.data.digest, self.decay, keep, linear)
+
+        def make() -> dict[str, Tensor]:
+            found = self.solver.train(keep)
+            return {"weights": found.weights, "seconds": torch.tensor(found.seconds, dtype=torch.float64)}
+
+        return self.settings.cache.tensors(key, make)
+
+    def _answer(self, removal: Removal) -> dict[str, Any]:
+        retrained, retrain_seconds = self.retrained(removal)
+        splits = self.splits(removal)
+        look = Looker(self.model, self.loss, splits, retrained)
+        return {
+            "kind": removal.kind,
+            "rate": removal.rate,
+            "k": len(removal.forget),
+            "n": len(self.data.x),
+            "retrain_seconds": retrain_seconds,
+            "retrained": accuracies(retrained, splits),
+            "original": accuracies(self.model, splits),
+            "curves": self._ours(removal, look) | self._baselines(removal, look),
+        }
+
+    def _ours(self, removal: Removal, look: Looker) -> dict[str, Curve]:
+        forget, n, k = look.splits["forgotten"], len(self.data.x), len(removal.forget)
+        curves: dict[str, Curve] = {}
+        empirical = self.curvature("empirical", "empirical", **self.fits.empirical)
+        for name, leave_out in (("paper", False), ("empirical_out", True)):
+            step, seconds = timed(lambda: erase(self.model, empirical, self.loss, forget, leave_out=leave_out))  # noqa: B023
+            curves[name] = look.along(step.direction, seconds)
+        expected = self.curvature("expected", "expected", **self.fits.expected)
+        step, seconds = timed(lambda: erase(self.model, expected, self.loss, forget))
+        curves["default"] = look.along(step.direction, seconds)
+
+        exact = self.curvature("exact", "expected", **self.fits.exact)
+        data = self.batches if self.fits.exact["structure"] == "matrix_free" else None
+        step, seconds = timed(lambda: erase(self.model, exact, self.loss, forget, leave_out=False, data=data))
+        curves["hessian"] = look.along(step.direction, seconds)
+        # What training minimised without S has the damping (n−k)w, not nw: λ is lowered for this request.
+        lowered, factorising = timed(lambda: exact.with_damping(exact.damping * (n - k) / n))
+        step, seconds = timed(lambda: erase(self.model, lowered, self.loss, forget, data=data))
+        (searched, why), searching = timed(lambda: self._search(lowered, forget, step.direction))
+        scales = np.union1d(study.SCALES, [searched])
+        curves["exact"] = look.along(
+            step.direction,
+            seconds + factorising,
+            scales,
+            searched=searched,
+            search_seconds=searching,
+            why=why,
+            verdict=step.diagnostics.verdict,
+        )
+        return curves
+
+    def _search(self, curvature: Curvature, forget: Iterable[Any], direction: Tensor) -> tuple[float, str]:
+        try:
+            return descent(self.model, curvature, self.loss, list(forget), direction, self.batches, False).by_loss()
+        except Undecided as undecided:
+            return 1.0, f"undecided, so 1: {undecided}"
+
+    def _baselines(self, removal: Removal, look: Looker) -> dict[str, Curve]:
+        forget, model, loss = look.splits["forgotten"], self.model, self.loss
+        squares = self.curvature("diagonal-empirical", "empirical", structure="diagonal")
+        fisher = self.curvature("diagonal-expected", "expected", structure="diagonal")
+        ascent = baselines.gradient_ascent(model, None, loss, forget, weight_decay=self.decay)
+        diagonal = baselines.diagonal_ssse(model, squares, loss, forget, leave_out=False)
+        noise = baselines.scrubbing(model, fisher, loss, forget, noise=1.0, rule="paper", seed=self.settings.seed)
+        tuned = baselines.fine_tuning(
+            model, None, loss, forget, data=self.batches, learning_rate=0.5, weight_decay=self.decay, progress=False
+        )
+        damped = baselines.selective_synaptic_dampening(model, squares, loss, forget)
+        assert ascent.direction is not None
+        assert diagonal.direction is not None
+        return {
+            "ascent": look.along(ascent.direction, ascent.seconds, WIDE),
+            "diagonal": look.along(diagonal.direction, diagonal.seconds, WIDE),
+            "scrubbing": look.along(noise.step, noise.seconds, NOISE),
+            "tuning": look.at(tuned.step, tuned.seconds),
+            "dampening": look.at(damped.step, damped.seconds),
+        }
+
+    def _floor(self, removal: Removal) -> dict[str, float]:
+        two = [self.solver.train_sgd(removal.keep, self.settings.seed + seed) for seed in (1, 2)]
+        splits = self.splits(removal)
+        models = [as_model(found.weights) for found in two]
+        one, other = (accuracies(model, splits) for model in models)
+        x, y = self.data.x[removal.forget], self.data.y[removal.forget]
+        logits = [(x @ found.weights.mT).numpy() for found in two]
+        return {
+            "gap": 100 * mean_gap(one, other),
+            "divergence": float(divergences(logits[0], [logits[1]], y.numpy()).mean()),
+            "gradient_norm": float(np.mean([found.gradient_norm for found in two])),
+            "seconds": float(np.mean([found.seconds for found in two])),
+        }
+
+
+def _batches(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(x.split(BATCH), y.split(BATCH), strict=True))
+
+
+_SOURCES = (sys.modules[__name__], study, linear)  # they decide the numbers, too

@@ -1,0 +1,1 @@
+"""The plane: Figure 1 and Proposition 1."""

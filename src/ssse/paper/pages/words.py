@@ -1,0 +1,66 @@
+"""How verdicts and lines of the summary are written, the same in Markdown and on the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from ssse.paper.result import Finding, Form, Line
+from ssse.rendering.numbers import NOTHING, shown
+
+VERDICTS = {"yes": "✔ yes", "partly": "◐ partly", "no": "✘ no"}  # a sign and a word: readable without colour
+MET = {True: "✔ met", False: "✘ not met"}
+SUMMARY_COLUMNS = (
+    "method",
+    "ε",
+    "mean gap ± spread, points",
+    "γ or δ",
+    "distance",
+    "erase, s",
+    "retrain, s",
+    "reads",
+)
+SUMMARY_MEANING = (
+    "Mean gap: the mean absolute difference in accuracy to the retrained model over the four splits, with its standard "
+    "deviation over the requests. γ: 1 = retrained; δ: 0 = retrained. Distance: in parameters, 0 = retrained, 1 = the "
+    "original model. Reads: what the method needs when a request comes, S the samples to forget, D the training data."
+)
+
+
+def form_words(form: Form, data: Sequence[str]) -> str:
+    if form == "full":
+        return "At full size"
+    if any("digits" in line.lower() for line in data):
+        return "Small form on scikit-learn's digits: not the paper's data"
+    return "Small form: not the paper's experiment at its full size"
+
+
+def beside(paper: str) -> str:
+    return f"Stands beside {paper} of the paper" if paper else "Past the paper"
+
+
+def found(finding: Finding) -> str:
+    return finding.found + (f" Why: {finding.reason}" if finding.reason else "")
+
+
+def summary_cells(line: Line) -> list[str]:
+    gap = NOTHING if _missing(line.gap) else f"{line.gap:.2f}"
+    if not _missing(line.gap) and not _missing(line.gap_spread):
+        gap += f" ± {line.gap_spread:.2f}"
+    ratio = NOTHING if _missing(line.ratio) else f"{line.ratio_name} {line.ratio:.3f}"
+    seconds = (shown(line.erase_seconds, 3), shown(line.retrain_seconds, 3))
+    return [line.method, line.scale or NOTHING, gap, ratio, shown(line.distance, 3), *seconds, line.needs]
+
+
+def by_request(lines: Iterable[Line]) -> list[tuple[str, list[Line]]]:
+    """Lines of one data set and removal rate together, in the order in which each pair first came."""
+    first: dict[tuple[str, str], int] = {}
+    entries = [(first.setdefault((line.data, line.removed), len(first)), line) for line in lines]
+    entries.sort(key=lambda entry: entry[0])
+    groups = [[line for _, line in group] for _, group in groupby(entries, key=lambda entry: entry[0])]
+    return [(f"{group[0].data}, {group[0].removed}" if group[0].removed else group[0].data, group) for group in groups]
+
+
+def _missing(value: float | None) -> bool:
+    return value is None or math.isnan(value)

@@ -1,0 +1,1 @@
+"""What the user brings: batches, a loss, a model with its parameters; checked before the long pass."""

@@ -1,0 +1,1 @@
+"""Numbers, figures and documents as people see them: SVG, HTML templates, plain words."""

@@ -1,1 +1,0 @@
-"""What a reproduction leaves on disk: numbers as JSON, figures as SVG, tables as Markdown, and one page with it all."""

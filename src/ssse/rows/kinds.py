@@ -1,0 +1,160 @@
+"""Which rows a sample gives: empirical, expected or sampled."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ssse.errors import InvalidSetting
+from ssse.problem.batches import Batch, Inputs
+from ssse.problem.losses import Loss
+from ssse.problem.problem import Problem
+from ssse.rows.autodiff import NetworkRows, gradient_rows, held
+from ssse.rows.held import (
+    ExplicitRows,
+    HeldRows,
+    LinearRows,
+    Rows,
+)
+from ssse.system.digests import bytes_of
+
+KINDS = ("empirical", "expected", "sampled")
+
+
+@dataclass(frozen=True)
+class RowKind:
+    """`rows=` of the design.
+
+    Attributes:
+        name: empirical (true label), expected (all labels, weighted by the model), sampled (one label
+            drawn from the model).
+        per_batch: b > 1 makes one row of each b consecutive samples, √b times their mean gradient, so
+            that the sum of squares over n equals the paper's mini-batch FIM (n/b mean gradients,
+            divided by n/b).
+        seed: of the labels that "sampled" draws.
+    """
+
+    name: str
+    per_batch: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.name not in KINDS:
+            raise InvalidSetting(f"rows must be 'auto' or one of {', '.join(KINDS)}, not {self.name!r}.")
+        if self.per_batch < 1 or (self.per_batch > 1 and self.name != "empirical"):
+            raise InvalidSetting("rows_per_batch must be 1 or more, and above 1 only with rows='empirical'.")
+
+    def rows_per_sample(self, loss: Loss, outputs: int) -> int:
+        return loss.factor_rows(outputs) if self.name == "expected" else 1
+
+    def cores(self, loss: Loss, z: Tensor, y: Tensor, x: Inputs) -> Tensor:
+        """Output-space vectors, shape (n, r, c)."""
+        if self.name == "empirical":
+            return loss.gradient(z, y).unsqueeze(1)
+        if self.name == "expected":
+            return loss.factor(z, y)
+        uniform = torch.from_numpy(uniforms_of_samples(x, z.shape[1], self.seed)).to(z)
+        return loss.sampled(z, uniform).unsqueeze(1)
+
+
+@dataclass
+class Measured:
+    """One batch, seen at θ*: its rows, and the sums of its losses and gradients."""
+
+    rows: Rows
+    loss: float
+    gradient: Tensor
+    count: int
+
+
+def measure(problem: Problem, kind: RowKind, batch: Batch) -> Measured:
+    """One batch with its rows as they come: for models that are not linear in θ, not formed."""
+    x, y = batch
+    problem.check_labels(y)
+    z, features = problem.forward(x)
+    total = problem.total_loss(z, y)
+    cores = kind.cores(problem.loss, z, y, x)
+    rows = _make_rows(problem, x, features, cores)
+    if kind.name == "empirical":
+        slope = rows
+    else:
+        slope = _make_rows(problem, x, features, problem.loss.gradient(z, y).unsqueeze(1))
+    gradient = slope.transposed_times(z.new_ones(len(y)))
+    return Measured(rows, total, gradient, len(y))
+
+
+def measure_held(problem: Problem, kind: RowKind, batch: Batch, salt: bytes | None = None) -> tuple[HeldRows, Measured]:
+    """One batch with its rows in memory, as a structure takes them in.
+
+    The empirical rows of a network are its per-sample gradients: one vectorised forward and backward
+    pass gives them, the outputs, and by summing the batch's gradient. Consecutive samples are joined
+    where the kind asks for mini-batches. With a salt, each row carries a digest of its sample.
+    """
+    if problem.linear is not None or kind.name != "empirical":
+        measured = measure(problem, kind, batch)
+        rows = held(measured.rows)
+    else:
+        x, y = batch
+        problem.check_labels(y)
+        rows, z = gradient_rows(problem, x, y)
+        measured = Measured(rows, problem.total_loss(z, y), rows.values.sum(0), len(y))
+    if kind.per_batch > 1:
+        return _join(rows, kind.per_batch), measured
+    if salt is not None:
+        digests = torch.from_numpy(digest_samples(batch, salt).view(np.int64))
+        rows.digests = digests.repeat_interleave(rows.count // len(digests))
+    return rows, measured
+
+
+def digest_samples(batch: Batch, salt: bytes) -> np.ndarray:
+    """64 bits of a keyed hash of each sample's inputs and label, with the names, shapes and dtypes of the inputs."""
+    x, y = batch
+    y = y.to(torch.float64) + 0.0  # 1 is the same label in any dtype, and −0 is 0
+    inputs = dict(x) if isinstance(x, dict) else {"x": x}
+    form = repr([(key, str(inputs[key].dtype), tuple(inputs[key].shape[1:])) for key in sorted(inputs)])
+    entries = {**inputs, "": y}
+    return _hash_lines([bytes_of(entries[key]) for key in sorted(entries)], salt, form.encode())
+
+
+def _hash_lines(columns: list[np.ndarray], key: bytes, form: bytes = b"") -> np.ndarray:
+    digests = np.empty(len(columns[0]), dtype=np.uint64)
+    begun = hashlib.blake2b(form, digest_size=8, key=key)
+    for i in range(len(digests)):
+        hasher = begun.copy()
+        for column in columns:
+            hasher.update(column[i])
+        digests[i] = int.from_bytes(hasher.digest(), "little")
+    return digests
+
+
+def _make_rows(problem: Problem, x: Inputs, features: Tensor | None, cores: Tensor) -> LinearRows | NetworkRows:
+    if problem.linear is None or features is None:
+        return NetworkRows(problem, x, cores)
+    if problem.linear.bias:
+        features = torch.cat([features, features.new_ones(len(features), 1)], dim=1)
+    return LinearRows(features, cores, problem.linear)
+
+
+def _join(rows: HeldRows, per_batch: int) -> ExplicitRows:
+    groups = rows.matrix().split(per_batch)
+    return ExplicitRows(torch.stack([group.sum(0) / len(group) ** 0.5 for group in groups]))
+
+
+def uniforms_of_samples(x: Inputs, count: int, seed: int) -> np.ndarray:
+    """`count` uniform numbers a sample, drawn from a hash of the sample's own bytes and the seed.
+
+    So the same sample draws the same label when the curvature is fitted and when it is erased, in
+    whatever batch it comes, and its row can be subtracted again.
+    """
+    entries = [x[key] for key in sorted(x)] if isinstance(x, dict) else [x]
+    digests = _hash_lines([bytes_of(value) for value in entries], seed.to_bytes(8, "little", signed=True))
+    # splitmix64 stretches one 64-bit digest to as many numbers as there are outputs
+    state = digests[:, None] + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    state = state ^ (state >> np.uint64(31))
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53

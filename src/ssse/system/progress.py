@@ -1,0 +1,49 @@
+"""A progress bar on long work, where somebody is looking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+Batch = TypeVar("Batch", bound=tuple[Any, Any])  # (x, y), as many samples as y is long
+
+
+@contextmanager
+def bar(text: str, total: int | None, show: bool) -> Iterator[Callable[..., None]]:
+    """A bar on stderr, silent when that is not a terminal; yields a function that moves it: (how far, new text)."""
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not (show and console.is_terminal),
+    ) as progress:
+        task = progress.add_task(text, total=total)
+        yield lambda done=0, text=None: progress.update(task, advance=done, description=text)
+
+
+def track(batches: Iterable[Batch], total: int | None, text: str, show: bool) -> Iterator[Batch]:
+    """Pass batches on, counting samples on a bar on stderr; silent when stderr is not a terminal."""
+    with bar(text, total, show) as advance:
+        for batch in batches:
+            yield batch
+            advance(len(batch[1]))
+
+
+@contextmanager
+def waiting(text: str, show: bool) -> Iterator[None]:
+    """A spinner while something runs that has no steps to count."""
+    console = Console(stderr=True)
+    if not (show and console.is_terminal):
+        yield
+        return
+    with console.status(text):
+        yield

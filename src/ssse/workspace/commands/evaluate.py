@@ -1,0 +1,203 @@
+"""`ssse evaluate`: the current model beside the original and the retrained ones, on the four splits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ssse.errors import InvalidData, InvalidSetting
+from ssse.evaluation.evaluate import evaluate
+from ssse.evaluation.table import Evaluation
+from ssse.intake.importing import is_spec
+from ssse.intake.sources import Source
+from ssse.workspace.commands.fit import salt_of
+from ssse.workspace.engines.data import Bench
+from ssse.workspace.engines.engine import Engine, engine_for
+from ssse.workspace.record.folder import MAKERS, SAMPLES, model_file
+from ssse.workspace.record.ledger import Entry
+from ssse.workspace.record.membership import Membership, places_among
+from ssse.workspace.record.transaction import Hold
+from ssse.workspace.settings import LARGEST, Settings, absolute
+
+Split = Iterable[Any]  # read as often as needed, never held whole
+
+
+def measure(
+    hold: Hold,
+    settings: Settings,
+    *,
+    test: str | None = None,
+    retrained: Sequence[Path] = (),
+    original: Path | None = None,
+    forget: str | None = None,
+    requests: Sequence[str] = (),
+    progress: bool = False,
+) -> tuple[Entry, Evaluation]:
+    """Everything that was erased, or by some requests, is S. What is no longer in the data must be handed in."""
+    bench = Bench(settings, hold.folder.path, progress)
+    engine, current = engine_for(bench), hold.current
+    model = engine.read_state(hold.folder.state(current), current.details["files"])
+    of = _requests(hold, requests)
+    view = _View(engine, _of_first_model(hold))
+    fitted = hold.ledger.last("fitted")
+    assert fitted is not None
+    notes = _also_forgotten(hold, of)
+    splits = _training_splits(view, hold, of, forget, notes)
+    test = test or _seen_from_here(settings.data.test, hold.folder.path)
+    if test is not None:
+        source = bench.source(test)
+        engine.try_out(model, source)
+        splits |= _test_splits(view, source, splits["forgotten"], settings, notes)
+    else:
+        notes.append("No test data was given: nothing is known of samples that were never trained on.")
+    models: dict[str, nn.Module | list[nn.Module]] = {}
+    before = _original(engine, hold, of, original)
+    if before is not None:
+        models["original"] = view.module(before)
+    models["erased"] = view.module(model)
+    if retrained:
+        models["retrained"] = [view.module(engine.read(path)) for path in retrained]
+    table = evaluate(
+        models,
+        splits,
+        **engine.objective(fitted.details),
+        level=settings.evaluate.level,
+        progress=progress,
+    )
+    details = {"table": table.to_dict(), "of": of, "notes": notes, "after": current.details["after"]}
+    hold.begin()
+    return hold.ledger.append("evaluated", None, details), table
+
+
+def _requests(hold: Hold, asked: Sequence[str]) -> list[str]:
+    erased = hold.ledger.requests("erased")
+    if not erased:
+        raise InvalidSetting("Nothing was erased yet, so there is nothing to evaluate: run `ssse erase` first.")
+    for request in asked:
+        if request not in erased:
+            raise InvalidSetting(f"Request '{request}' erased nothing; those that did: {', '.join(erased[:5])}.")
+    return list(dict.fromkeys(asked)) or erased
+
+
+def _also_forgotten(hold: Hold, of: list[str]) -> list[str]:
+    """The model is the one after all requests; a retrained one may only have forgotten some."""
+    others = len(_requests(hold, [])) - len(of)
+    which = "one other request" if others == 1 else f"{others} other requests"
+    return [f"The current model has also forgotten the samples of {which}."] if others else []
+
+
+@dataclass(frozen=True)
+class _View:
+    """Models and samples as `ssse.evaluate` takes them. `created`: what the ledger says of the first model."""
+
+    engine: Engine
+    created: Mapping[str, Any]
+
+    def module(self, model: Any) -> nn.Module:
+        return self.engine.module(model, self.created)
+
+    def batches(self, source: Source, places: np.ndarray | None = None) -> Split:
+        return self.engine.labelled(self.engine.bench.batches(source, places), self.created)
+
+    def places_of(self, name: str | int) -> int:
+        names = self.engine.class_names(self.created)
+        return names.index(str(name)) if str(name) in names else int(name)
+
+
+def _of_first_model(hold: Hold) -> Mapping[str, Any]:
+    created = hold.ledger.first("created")
+    assert created is not None
+    return created.details["model"]
+
+
+def _training_splits(view: _View, hold: Hold, of: list[str], forget: str | None, notes: list[str]) -> dict[str, Split]:
+    bench = view.engine.bench
+    digests = bench.digests(bench.train, salt_of(hold.ledger), text="digests")
+    known = Membership.load(hold.folder.path / SAMPLES)
+    stays = known.remaining(digests, hold.ledger.erased_samples())
+    wanted = hold.ledger.erased_samples(of)
+    if forget is not None:
+        source, places = bench.source(forget), None
+        given = Counter(bench.digests(source, salt_of(hold.ledger)).tolist())
+        if strange := (given - wanted).total():
+            raise InvalidData(
+                f"{strange} of the {given.total()} samples of '{forget}' were not erased by these requests, or not "
+                "that often."
+            )
+    else:
+        source = bench.train
+        gone = np.setdiff1d(np.arange(len(digests)), stays)  # a copy that stays is no measure of one that went
+        places = gone[places_among(digests[gone], wanted)]
+        if not len(places):
+            raise InvalidData(
+                "The erased samples are no longer in the training data. To measure on them, hand them in with --forget."
+            )
+        given = Counter(digests[places].tolist())
+    if lacking := (wanted - given).total():
+        notes.append(f"{lacking} of the {wanted.total()} erased samples are not there to measure on.")
+    return {
+        "retained": view.batches(bench.train, stays),
+        "forgotten": view.batches(source, places),
+    }
+
+
+def _test_splits(
+    view: _View, source: Source, forgotten: Split, settings: Settings, notes: list[str]
+) -> dict[str, Split]:
+    """T_a and the rest where S is of one kind: one class, or what the settings name."""
+    same = _kind(view, forgotten, settings)
+    if same is None:
+        notes.append("The erased samples are of several kinds, so the test samples stay together.")
+        return {"test": view.batches(source)}
+    labels = torch.cat([torch.as_tensor(y) for _, y in view.batches(source)])
+    alike = (labels == same if labels.dim() == 1 else labels[:, same] > 0).numpy()
+    if not alike.any() or alike.all():
+        notes.append("The test data does not hold both samples of the erased kind and others, so it stays together.")
+        return {"test": view.batches(source)}
+    parts = {"test_other": np.flatnonzero(~alike), "test_same": np.flatnonzero(alike)}
+    return {name: view.batches(source, places) for name, places in parts.items()}
+
+
+def _kind(view: _View, forgotten: Split, settings: Settings) -> int | None:
+    """A class, or the place of an attribute; None where S has no kind."""
+    labels = torch.cat([torch.as_tensor(y) for _, y in forgotten])
+    asked = settings.evaluate.same
+    if asked == "none":
+        return None
+    if asked != "auto":
+        try:
+            place = view.places_of(asked)
+            if abs(place) > LARGEST:
+                raise ValueError
+        except ValueError:
+            raise InvalidSetting(
+                f"evaluate.same is 'auto', 'none', a class or the place of an attribute, not '{str(asked)[:40]}'."
+            ) from None
+        if labels.dim() > 1 and not 0 <= place < labels.shape[1]:
+            raise InvalidSetting(f"evaluate.same is {place}, and there are {labels.shape[1]} attributes.")
+        return place
+    one_class = labels.dim() == 1 and not labels.is_floating_point() and bool((labels == labels[0]).all())
+    return int(labels[0]) if one_class else None
+
+
+def _original(engine: Engine, hold: Hold, of: list[str], path: Path | None) -> Any:
+    """The model before these requests: a file of the user's, or the state from then where it was kept."""
+    if path is not None:
+        return engine.read(path)
+    first = min(entry.seq for request in of for entry in hold.ledger.of_request(request) if entry.kind == "erased")
+    before = hold.ledger.last_before(first, *MAKERS)
+    if before is None or not (hold.folder.state(before) / model_file(before.details["files"])).is_file():
+        return None
+    return engine.read_state(hold.folder.state(before), before.details["files"])
+
+
+def _seen_from_here(where: str | None, home: Path) -> str | None:
+    """A path in the settings is relative to the workspace; one on the command line to where the user is."""
+    return where if where is None or is_spec(where) else str(absolute(where, home))

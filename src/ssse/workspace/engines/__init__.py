@@ -1,0 +1,1 @@
+"""The two kinds of model behind one interface: torch modules and scikit-learn estimators."""

@@ -1,0 +1,94 @@
+"""The user's data, as the settings name it, and digests of its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ssse.errors import BrokenArtefact, InvalidData, InvalidSetting
+from ssse.intake.columns import Columns
+from ssse.intake.importing import is_spec
+from ssse.intake.sources import Batches, Source, open_source
+from ssse.problem.batches import read_batch
+from ssse.rows.kinds import digest_samples
+from ssse.system.files import sha256
+from ssse.system.progress import track
+from ssse.workspace.settings import Settings, absolute
+
+
+@dataclass
+class Bench:
+    """`home`: the workspace's folder, which the settings' paths are relative to.
+
+    `dtype`: of floating inputs: that of a torch model, as soon as there is one; None: as they are stored. `in_tables`:
+    what the numbers of a table become where that says nothing.
+    """
+
+    settings: Settings
+    home: Path
+    progress: bool = False
+    dtype: torch.dtype | None = None
+    in_tables: torch.dtype = torch.float32
+
+    @cached_property
+    def search(self) -> Path:
+        return absolute(self.settings.model.search, self.home)
+
+    def source(self, where: str, ids_needed: bool = False) -> Source:
+        """Data by its name; a path is seen from where the user is."""
+        data = self.settings.data
+        inputs = tuple(data.inputs) if isinstance(data.inputs, list) else data.inputs
+        columns = Columns(inputs, data.labels, data.ids, tuple(data.classes), ids_needed)
+        return open_source(
+            where, columns, folder=Path.cwd(), dtype=self.dtype, in_tables=self.in_tables, search=self.search
+        )
+
+    @cached_property
+    def train(self) -> Source:
+        where = self.settings.data.train
+        return self.source(where if is_spec(where) else str(absolute(where, self.home)), ids_needed=True)
+
+    def batches(self, source: Source, places: np.ndarray | None = None) -> Batches:
+        return source.batches(places, self.settings.data.batch_size)
+
+    def asked(self, forget: str | None, ids: Sequence[str] | None) -> tuple[Source, np.ndarray | None]:
+        """The samples that a command names: a file, seen from where the user is, or ids of the training data."""
+        if (forget is None) == (ids is None):
+            raise InvalidSetting("Name the samples by a file (--forget) or by their ids (--ids), one of the two.")
+        if isinstance(ids, str):
+            raise InvalidSetting(f"ids is a list of ids, not the text {ids!r}.")
+        if ids is not None:
+            if not ids:
+                raise InvalidData("--ids is empty; there is nothing to erase.")
+            return self.train, self.train.places_of(ids)
+        assert forget is not None
+        return self.source(forget), None
+
+    def unknown(self, ids: Sequence[str]) -> list[str]:
+        """Those that are not in the training data, or not any more."""
+        known = set() if self.train.ids is None else set(self.train.ids.tolist())
+        return [name for name in ids if name not in known]
+
+    def digests(
+        self, source: Source, salt: bytes, places: np.ndarray | None = None, text: str = "reading"
+    ) -> np.ndarray:
+        """Of every sample, in order, shape (n,)."""
+        total = len(source) if places is None else len(places)
+        batches = (read_batch(batch, None) for batch in self.batches(source, places))
+        shown = track(batches, total, text, self.progress)
+        found = [digest_samples(batch, salt).view(np.int64) for batch in shown]
+        return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+
+
+def check_files(state: Path, expected: Mapping[str, str]) -> None:
+    for name, digest in expected.items():
+        path = state / name
+        if not path.is_file():
+            raise BrokenArtefact(f"'{path}' is missing; `ssse verify` says more.")
+        if sha256(path) != digest:
+            raise BrokenArtefact(f"'{path}' was altered; `ssse verify` says more. Restore it from a backup.")

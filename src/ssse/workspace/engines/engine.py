@@ -1,0 +1,150 @@
+"""The seam between a workspace and its kind of model: a torch module with its curvature, or an estimator with its sums.
+
+What a command does is the same for both: it reads the model, fits, erases, writes a state. How, an engine knows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ssse.errors import InvalidSetting
+from ssse.workspace.engines.data import Bench, check_files
+from ssse.workspace.record.folder import CURVATURE
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+    from ssse.erasure.diagnostics import Diagnostics
+    from ssse.intake.sources import Batches, Source
+    from ssse.sklearn.outcome import Outcome
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Erased:
+    """`curvature`: of what stays; None where nothing of it can be. `details`: what the entry says beside `found`."""
+
+    model: Any
+    curvature: Any
+    found: Diagnostics | Outcome
+    details: dict[str, Any]
+
+
+class Engine(ABC):
+    """One kind of model."""
+
+    def __init__(self, bench: Bench):
+        self.bench = bench
+        self.settings = bench.settings
+
+    @property
+    @abstractmethod
+    def file(self) -> str:
+        """What its file is called in a state."""
+
+    # ------------------------------------------------------------------------------------------- the model
+
+    @abstractmethod
+    def read(self, path: Path) -> Any:
+        """The model of a file: the user's, or one of a state."""
+
+    @abstractmethod
+    def write(self, folder: Path, model: Any) -> None: ...
+
+    @abstractmethod
+    def try_out(self, model: Any, source: Source) -> None:
+        """Run it once, on the first samples: what is wrong is the user's to read, in one line."""
+
+    @abstractmethod
+    def look(self, model: Any) -> dict[str, Any]:
+        """What cannot work with the training data is refused here. Returns what was seen."""
+
+    @abstractmethod
+    def about(self, model: Any) -> dict[str, Any]:
+        """What the entry "created" says of it: its factory, its parameters, and what else the page needs."""
+
+    def take_over(self, model: Any) -> None:  # noqa: B027  # may be nothing
+        """Into the settings what the model says by itself."""
+
+    # ------------------------------------------------------------------------------------------- its curvature
+
+    def check_fit(self) -> None:  # noqa: B027  # may be nothing
+        """Whether the settings can work, before the data is read."""
+
+    @abstractmethod
+    def fit(self, model: Any, data: Batches, room: Callable[[int], None], say: Say) -> tuple[Any, dict[str, Any]]:
+        """The curvature, which has a `save`; and what the entry says. `room`: raises where the disk has not that."""
+
+    @abstractmethod
+    def load(self, folder: Path, model: Any) -> Any:
+        """The curvature that was saved; its files are checked as they lie, so their tensors need not be."""
+
+    # ------------------------------------------------------------------------------------------- requests
+
+    @abstractmethod
+    def check_request(self, model: Any, curvature: Any) -> None:
+        """What can be refused before the samples are looked at."""
+
+    def training_data(self, curvature: Any, places: Callable[[], np.ndarray]) -> Any:
+        """What of it a request reads; `places`: of the samples that stay."""
+        return None
+
+    @abstractmethod
+    def erase(self, model: Any, curvature: Any, source: Source, places: np.ndarray, data: Any) -> Erased: ...
+
+    # ------------------------------------------------------------------------------------------- evaluation
+
+    @abstractmethod
+    def module(self, model: Any, created: Mapping[str, Any]) -> nn.Module:
+        """From inputs to logits; `created`: what the entry says of the first model."""
+
+    @abstractmethod
+    def labelled(self, data: Batches, created: Mapping[str, Any]) -> Iterable[Any]:
+        """With labels as `ssse.evaluate` takes them."""
+
+    @abstractmethod
+    def class_names(self, created: Mapping[str, Any]) -> Sequence[str]: ...
+
+    @abstractmethod
+    def objective(self, fitted: Mapping[str, Any]) -> dict[str, Any]:
+        """As `ssse.evaluate` takes it; nothing where its form of objective is not the model's."""
+
+    # ------------------------------------------------------------------------------------------- states
+
+    def read_state(self, state: Path, expected: Mapping[str, str]) -> Any:
+        if self.file not in expected:
+            raise InvalidSetting(
+                f"[model] factory names another kind of model than this workspace holds ('{state}' has no "
+                f"{self.file}). Put it back."
+            )
+        check_files(state, {self.file: expected[self.file]})
+        return self.read(state / self.file)
+
+    def load_state(self, state: Path, expected: Mapping[str, str], model: Any) -> Any:
+        ours = {name: digest for name, digest in expected.items() if name.startswith(f"{CURVATURE}/")}
+        if not ours:
+            raise InvalidSetting("There is no curvature yet, or it was dropped by the last request: run `ssse fit`.")
+        check_files(state, ours)
+        return self.load(state / CURVATURE, model)
+
+    def write_state(self, folder: Path, model: Any, curvature: Any) -> None:
+        self.write(folder, model)
+        if curvature is not None:
+            curvature.save(folder / CURVATURE)
+
+
+def engine_for(bench: Bench) -> Engine:
+    """By the settings; what they say that means nothing for this kind is refused."""
+    if bench.settings.model.is_estimator:
+        from ssse.workspace.engines.sklearn import OfEstimators
+
+        return OfEstimators(bench)
+    from ssse.workspace.engines.torch import OfModules
+
+    return OfModules(bench)

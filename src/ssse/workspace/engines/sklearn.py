@@ -1,0 +1,285 @@
+"""Workspaces of scikit-learn's estimators: `ssse.sklearn.Eraser` behind the same commands."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ssse.errors import (
+    InvalidData,
+    InvalidModel,
+    InvalidSetting,
+    SSSEError,
+)
+from ssse.intake.estimators import (
+    is_words,
+    name_of,
+    read_estimator,
+    write_arrays,
+)
+from ssse.intake.messages import cause, listing
+from ssse.intake.skops import write_skops
+from ssse.intake.sources import Batches, Source
+from ssse.sklearn.composition import tree_of
+from ssse.sklearn.eraser import Eraser
+from ssse.system.progress import track
+from ssse.workspace.engines.data import Bench
+from ssse.workspace.engines.engine import Engine, Erased, Say
+from ssse.workspace.engines.sklearn_outputs import Coded, Outputs, classes_of
+from ssse.workspace.record.folder import SKOPS, WEIGHTS
+from ssse.workspace.settings import Fit, Model, Settings
+
+TRIED = 8  # samples that show whether model and data fit together
+OWN = "the step is Newton's on the estimator's own objective"
+
+
+class OfEstimators(Engine):
+    def __init__(self, bench: Bench):
+        super().__init__(bench)
+        check_settings(self.settings)
+        bench.in_tables = torch.float64  # as scikit-learn reads them
+
+    @property
+    def file(self) -> str:
+        return SKOPS if self.settings.model.factory is None else WEIGHTS
+
+    # ------------------------------------------------------------------------------------------- the model
+
+    def read(self, path: Path) -> Any:
+        chosen = self.settings.model
+        return read_estimator(path, chosen.factory, chosen.arguments, self.settings.data.classes)
+
+    def write(self, folder: Path, model: Any) -> None:
+        if self.file == SKOPS:
+            write_skops(folder / SKOPS, model)
+        else:
+            write_arrays(folder / WEIGHTS, model, self.settings.data.classes)
+
+    def take_over(self, model: Any) -> None:
+        """The names of its classes, in its order: labels are read by them."""
+        words = [part.tolist() for part in classes_of(model) if is_words(part)]
+        if not words:
+            return
+        if len(classes_of(model)) > 1:
+            raise InvalidModel("Several outputs whose classes are words cannot be read from data; number the classes.")
+        if not all(isinstance(one, str) for one in words[0]):
+            raise InvalidModel(f"The classes must be numbers or texts; they are {listing(words[0], 5)}.")
+        named = self.settings.data.classes
+        if named and named != words[0]:
+            raise InvalidSetting(
+                f"[data] classes are {listing(named, 5)}, and the model's are {listing(words[0], 5)}, in that order. "
+                "Leave the setting out."
+            )
+        self.settings = self.bench.settings = self.settings.with_options({"data.classes": words[0]})
+
+    def try_out(self, model: Any, source: Source) -> None:
+        self._check_columns(model, source)
+        x, y = self._first(source, TRIED)
+        shape = x.shape
+        try:
+            with _quiet():
+                tree_of(model)[1].columns(self._labels(model, y))
+                model.predict(x)
+        except SSSEError as error:
+            raise InvalidData(f"'{source.name}': {error}") from error
+        except Exception as error:
+            if not np.isfinite(x).all():  # an imputer would have taken it
+                raise InvalidData(
+                    f"'{source.name}' holds NaN or infinity in its inputs, which the model does not take. Repair those "
+                    "values, or leave the samples out."
+                ) from error
+            raise InvalidModel(
+                f"The model cannot be run on '{source.name}', whose inputs have the shape {shape}: {cause(error)}."
+            ) from error
+
+    def look(self, model: Any) -> dict[str, Any]:
+        source = self.bench.train
+        self.try_out(model, source)
+        x, y = self._first(source, self.settings.data.batch_size)
+        with _quiet():
+            score = float(model.score(x, self._labels(model, y)))
+        parameters, outputs = _size(model)
+        return {
+            "model": name_of(model),
+            "parameters": parameters,
+            "in_theta": parameters,
+            "samples": len(source),
+            "has_ids": source.ids is not None,
+            "outputs": outputs,
+            "linear": True,
+            "classifies": bool(classes_of(model)),
+            "score": score if math.isfinite(score) else None,
+            "first": len(y),
+            "guessing": _score_of_guessing(model, y),
+        }
+
+    def about(self, model: Any) -> dict[str, Any]:
+        steps = [step for _, step in getattr(tree_of(model)[0], "steps", ())]
+        return {
+            "kind": "scikit-learn",
+            "factory": name_of(model),
+            "parameters": _size(model)[0],
+            "classes": [part.tolist() for part in classes_of(model)],
+            "transformers": [type(step).__name__ for step in steps if hasattr(step, "transform")],
+        }
+
+    # ------------------------------------------------------------------------------------------- its sums
+
+    def fit(self, model: Any, data: Batches, room: Callable[[int], None], say: Say) -> tuple[Eraser, dict[str, Any]]:
+        self._check_columns(model, self.bench.train)
+        x, y = self._samples(data, "reading")
+        budget, policy = self.settings.fit.memory_budget, self.settings.erase.policy
+        started = time.perf_counter()
+        eraser = Eraser(model, policy=policy, memory_budget=budget, progress=self.bench.progress)
+        with _quiet():
+            eraser.fit(x, self._labels(model, y))
+        state = eraser.state_
+        room(sum(sum(g.nbytes for g in head.sums.grams) + 8 * head.theta.size**2 for head in state.all_heads))
+        return eraser, {
+            **_about(eraser),
+            "d": int(state.parameters().size),
+            "n": state.samples,
+            "mean_loss": None,
+            "gradient_norm": None,
+            "correction": _finite(state.correction),
+            "epsilon": _finite(eraser.epsilon_),
+            "notes": [],
+            "seconds": time.perf_counter() - started,
+        }
+
+    def load(self, folder: Path, model: Any) -> Eraser:
+        return Eraser.load(folder, model, verify=False)
+
+    # ------------------------------------------------------------------------------------------- requests
+
+    def check_request(self, model: Any, curvature: Eraser) -> None:
+        """All is in the settings, and `load` has compared the model."""
+
+    def erase(self, model: Any, curvature: Eraser, source: Source, places: np.ndarray, data: Any) -> Erased:
+        x, y = self._samples(self.bench.batches(source, places))
+        curvature.policy = self.settings.erase.policy
+        with _quiet():
+            new = curvature.erase(x, self._labels(model, y))
+        found = curvature.outcome_
+        assert found is not None
+        details = {
+            **_about(curvature),
+            "k": found.k,
+            "n": found.n + found.k,
+            "scale": 1.0,
+            "epsilon": _finite(found.epsilon),
+            "gradient": _finite(found.gradient),
+            "exact": found.exact,
+        }
+        return Erased(new, curvature, found, details)
+
+    # ------------------------------------------------------------------------------------------- evaluation
+
+    def module(self, model: Any, created: Mapping[str, Any]) -> nn.Module:
+        return Outputs(model, created["classes"])
+
+    def labelled(self, data: Batches, created: Mapping[str, Any]) -> Iterable[Any]:
+        return Coded(data, created["classes"], self.settings.data.classes)
+
+    def class_names(self, created: Mapping[str, Any]) -> Sequence[str]:
+        return [str(one) for one in created["classes"][0]] if len(created["classes"]) == 1 else []
+
+    def objective(self, fitted: Mapping[str, Any]) -> dict[str, Any]:
+        """An estimator spares its intercept and weighs its classes, which (1/n) Σ ℓ + (w/2)‖θ‖² does not."""
+        return {}
+
+    # ------------------------------------------------------------------------------------------- samples
+
+    def _first(self, source: Source, size: int) -> tuple[np.ndarray, np.ndarray]:
+        return self._samples(source.batches(np.arange(min(size, len(source))), size))
+
+    def _samples(self, data: Batches, text: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """All of them, in memory, as scikit-learn takes them."""
+        parts: list[tuple[Tensor, Tensor]] = []
+        for x, y in track(data, len(data.sampler), text or "", bool(text) and self.bench.progress):
+            if isinstance(x, dict):
+                raise InvalidData(f"scikit-learn takes one array of inputs, not {listing(x)}. Set [data] inputs.")
+            parts.append((x, y))
+        return torch.cat([x for x, _ in parts]).numpy(), torch.cat([y for _, y in parts]).numpy()
+
+    def _labels(self, model: Any, y: np.ndarray) -> np.ndarray:
+        """As the model knows them: where those are words, the source has their places among the names."""
+        if any(is_words(part) for part in classes_of(model)):
+            return np.array(self.settings.data.classes)[y]
+        return y
+
+    def _check_columns(self, model: Any, source: Source) -> None:
+        """An estimator that was fitted to a table knows the names of its columns, which must come in that order."""
+        known = [str(name) for name in getattr(model, "feature_names_in_", ())]
+        if known and source.columns and known != list(source.columns):
+            raise InvalidData(
+                f"'{source.name}' has the columns {listing(source.columns, 5)}, and the model was fitted to "
+                f"{listing(known, 5)}. Name those in [data] inputs, in that order."
+            )
+
+
+def check_settings(settings: Settings) -> None:
+    """Of a torch module's settings most mean nothing here, and one that was set was meant to do something."""
+    usual, chosen, erase = Fit(), settings.fit, settings.erase
+    for name in Fit.model_fields:
+        if name != "memory_budget" and getattr(chosen, name) != getattr(usual, name):
+            raise InvalidSetting(f"fit.{name} means nothing for a scikit-learn model: {OWN}. Leave it out.")
+    if settings.model.loss != Model().loss:
+        raise InvalidSetting(f"model.loss means nothing for a scikit-learn model: {OWN}. Leave it out.")
+    if settings.model.device not in ("auto", "cpu"):
+        raise InvalidSetting(f"scikit-learn models are computed with on the CPU, not on '{settings.model.device}'.")
+    if settings.model.factory is None and settings.model.arguments:
+        raise InvalidSetting("model.arguments are in the skops file already: leave them out.")
+    if erase.scale not in (None, 1.0):
+        raise InvalidSetting(f"erase.scale must be 1 for a scikit-learn model: {OWN}, and that is how far it goes.")
+    if not erase.leave_out:
+        raise InvalidSetting(f"erase.leave_out must be true for a scikit-learn model: {OWN} over what stays.")
+    if erase.residual:
+        raise InvalidSetting(f"erase.residual must be false for a scikit-learn model: {OWN}, its residual included.")
+
+
+def _about(eraser: Eraser) -> dict[str, Any]:
+    heads = eraser.state_.all_heads
+    return {
+        "structure": "dense",
+        "blocks": len(heads),
+        "rows": "expected",
+        "loss": ", ".join(dict.fromkeys(head.loss.name for head in heads)),
+        "damping": None,
+        "exact": eraser.state_.exact,
+    }
+
+
+def _size(model: Any) -> tuple[int, int]:
+    """Its coefficients and intercepts; and how many outputs they have."""
+    leaves = [leaf.estimator for leaf in tree_of(model)[1].leaves]
+    outputs = sum(len(np.atleast_2d(leaf.coef_)) for leaf in leaves)
+    return sum(np.size(leaf.coef_) for leaf in leaves) + outputs * bool(leaves[0].fit_intercept), outputs
+
+
+def _score_of_guessing(model: Any, y: np.ndarray) -> float | None:
+    """Of always saying the most frequent class, or the mean."""
+    if not classes_of(model):
+        return 0.0
+    return float(np.unique(y, return_counts=True)[1].max() / len(y)) if y.ndim == 1 else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Warnings about names of columns, which arrays do not have, and of arithmetic that the verdict speaks of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,272 @@
+"""Workspaces of torch modules: read, fitted, erased from and compared as the rest of the library does it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ssse.curvature import Curvature, plan
+from ssse.curvature.matrix_free import MatrixFree
+from ssse.erasure.erase import erase
+from ssse.erasure.request import check_request
+from ssse.errors import (
+    InvalidData,
+    InvalidModel,
+    InvalidSetting,
+    SSSEError,
+)
+from ssse.intake.importing import import_object
+from ssse.intake.messages import cause
+from ssse.intake.models import (
+    build_model,
+    load_weights,
+    read_weights,
+    weights_of,
+    write_weights,
+)
+from ssse.intake.sources import Batches, Source
+from ssse.problem.batches import read_batch
+from ssse.problem.losses import LossLike, as_loss
+from ssse.problem.problem import Problem
+from ssse.workspace.engines.engine import Engine, Erased, Say
+from ssse.workspace.record.folder import WEIGHTS
+from ssse.workspace.settings import Settings
+
+TRIED = 8  # samples that show whether model, loss and data fit together
+PLANNED = ("rows", "rows_per_batch", "structure", "blocks", "rank", "parameters", "dtype", "memory_budget")
+
+
+class OfModules(Engine):
+    @property
+    def file(self) -> str:
+        return WEIGHTS
+
+    @cached_property
+    def device(self) -> torch.device:
+        return device_named(self.settings.model.device)
+
+    @cached_property
+    def loss(self) -> LossLike:
+        name = self.settings.model.loss
+        if ":" in name:
+            function = import_object(name, self.bench.search, "loss")
+            if not callable(function):
+                raise InvalidSetting(f"The loss '{name}' is a {type(function).__name__}, not a function of (z, y).")
+            return cast(LossLike, function)
+        as_loss(name)  # an unknown name is refused before the data is read
+        return name
+
+    def read(self, path: Path) -> nn.Module:
+        settings = self.settings.model
+        assert settings.factory is not None
+        model = build_model(settings.factory, settings.arguments, self.bench.search)
+        model = load_weights(model, read_weights(path), str(path)).to(self.device)
+        self.bench.dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+        return model
+
+    def write(self, folder: Path, model: nn.Module) -> None:
+        write_weights(folder / WEIGHTS, weights_of(model))
+
+    def try_out(self, model: nn.Module, source: Source) -> None:
+        """Model and loss."""
+        first = next(iter(source.batches(None, TRIED)), None)
+        if first is None:
+            raise InvalidData(f"'{source.name}' is empty.")
+        x, y = read_batch(first, self.device)
+        problem = Problem(model, self.loss)
+        try:
+            z, _ = problem.forward(x)
+        except SSSEError:
+            raise
+        except Exception as error:
+            shapes = {key: tuple(value.shape) for key, value in x.items()} if isinstance(x, dict) else tuple(x.shape)
+            raise InvalidModel(
+                f"The model cannot be run on '{source.name}', whose inputs have the shape {shapes}: {cause(error)}."
+            ) from error
+        try:
+            problem.total_loss(z, y)
+        except SSSEError:
+            raise
+        except Exception as error:
+            raise InvalidModel(
+                f"The loss '{self.settings.model.loss}' cannot be computed on '{source.name}', with outputs of the "
+                f"shape {tuple(z.shape)} and labels of the shape {tuple(y.shape)}: {cause(error)}."
+            ) from error
+
+    def look(self, model: nn.Module) -> dict[str, Any]:
+        """Model, loss and data on a first batch."""
+        source = self.bench.train
+        self.try_out(model, source)
+        problem = Problem(model, self.loss, parameters_of(self.settings))
+        x, y = read_batch(next(iter(self.bench.batches(source))), self.device)
+        problem.probe((x, y))
+        z, _ = problem.forward(x)
+        return {
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "in_theta": problem.layout.dim,
+            "samples": len(source),
+            "has_ids": source.ids is not None,
+            "outputs": problem.outputs,
+            "linear": problem.linear is not None,
+            "first_loss": problem.total_loss(z, y) / len(y),
+            "first": len(y),
+            "guessing": _loss_of_guessing(problem),
+        }
+
+    def about(self, model: nn.Module) -> dict[str, Any]:
+        return {
+            "factory": self.settings.model.factory,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "batch_norm": any(isinstance(module, _BatchNorm) for module in model.modules()),
+        }
+
+    def check_fit(self) -> None:
+        if not (self.settings.fit.damping or self.settings.fit.weight_decay):
+            raise InvalidSetting(
+                "Without weight decay the curvature needs a damping λ, or it is singular. Set the weight_decay that "
+                "the model was trained with under [fit] in ssse.toml, or give --damping, for instance 1e-4."
+            )
+
+    def fit(
+        self, model: nn.Module, data: Batches, room: Callable[[int], None], say: Say
+    ) -> tuple[Curvature, dict[str, Any]]:
+        chosen, choice = self.settings.fit, _choices(self.settings)
+        planned = plan(model, self.loss, data, **choice)
+        say(f"Chosen: {planned}. Why: {planned.reason}.")
+        room(planned.artefact_bytes)
+        started = time.perf_counter()
+        curvature = Curvature.fit(
+            model, self.loss, data, damping=chosen.damping, weight_decay=chosen.weight_decay, **choice,
+            seed=chosen.seed, preconditioner=chosen.preconditioner, tolerance=chosen.tolerance,
+            max_iterations=chosen.max_iterations, progress=self.bench.progress,
+        )  # fmt: skip
+        return curvature, {
+            **about(curvature),
+            "d": curvature.layout.dim,
+            "n": curvature.n,
+            "mean_loss": curvature.mean_loss,
+            "gradient_norm": None if curvature.gradient is None else float(curvature.gradient.norm()),
+            "notes": list(curvature.notes),
+            "seconds": time.perf_counter() - started,
+        }
+
+    def load(self, folder: Path, model: nn.Module) -> Curvature:
+        return Curvature.load(folder, verify=False, device=self.device)
+
+    def check_request(self, model: nn.Module, curvature: Curvature) -> None:
+        check_request(model, curvature, self.loss, **self._options())
+
+    def training_data(self, curvature: Curvature, places: Callable[[], np.ndarray]) -> Any:
+        """Only conjugate gradients read it; what earlier requests erased must not come back."""
+        if not isinstance(curvature.structure, MatrixFree):
+            return None
+        if self.settings.erase.policy == "joint" and not self.settings.erase.leave_out:
+            raise InvalidSetting(
+                "structure matrix_free with policy joint and leave_out = false would need the data as it was before "
+                "the stream. Set leave_out = true, or the policy rebase."
+            )
+        return self.bench.batches(self.bench.train, places())
+
+    def erase(self, model: nn.Module, curvature: Curvature, source: Source, places: np.ndarray, data: Any) -> Erased:
+        batches = self.bench.batches(source, places)
+        erasure = erase(model, curvature, self.loss, batches, **self._options(), data=data)
+        found, calibrated = erasure.diagnostics, curvature.calibrated
+        details = {
+            **about(curvature),
+            "k": found.k,
+            "n": found.n,
+            "scale": found.scale,
+            "scale_source": calibrated.source if self.settings.erase.scale is None and calibrated else None,
+            "damping": found.damping,
+            "seeds": {"rows": curvature.kind.seed},
+            "untouched": _untouched(model, curvature),
+        }
+        after = None if curvature.kind.per_batch > 1 else erasure.curvature
+        return Erased(erasure.model, after, found, details)
+
+    def _options(self) -> dict[str, Any]:
+        chosen = self.settings.erase
+        return {
+            "scale": chosen.scale,
+            "leave_out": chosen.leave_out,
+            "residual": chosen.residual,
+            "policy": chosen.policy,
+        }
+
+    def module(self, model: nn.Module, created: Mapping[str, Any]) -> nn.Module:
+        return model
+
+    def labelled(self, data: Batches, created: Mapping[str, Any]) -> Iterable[Any]:
+        return data
+
+    def class_names(self, created: Mapping[str, Any]) -> Sequence[str]:
+        return self.settings.data.classes
+
+    def objective(self, fitted: Mapping[str, Any]) -> dict[str, Any]:
+        """What the settings say now may not be in force yet."""
+        return {
+            "loss_fn": self.loss,
+            "weight_decay": fitted["weight_decay"],
+            "parameters": fitted["parameters"],
+        }
+
+
+def about(curvature: Curvature) -> dict[str, Any]:
+    """What an entry says of a curvature."""
+    blocks = getattr(curvature.structure, "blocks", ())
+    return {
+        "structure": curvature.structure.kind,
+        "blocks": len(blocks),
+        "rows": curvature.kind.name,
+        "rows_per_batch": curvature.kind.per_batch,
+        "seed": curvature.kind.seed,
+        "loss": curvature.loss,
+        "parameters": list(curvature.layout.names),
+        "damping": curvature.damping,
+        "weight_decay": curvature.weight_decay,
+    }
+
+
+def parameters_of(settings: Settings) -> str | list[str]:
+    """ "all", "head", or names; one name alone may stand without a list."""
+    chosen = settings.fit.parameters
+    return chosen if isinstance(chosen, list) or chosen in ("all", "head") else [chosen]
+
+
+def _choices(settings: Settings) -> dict[str, Any]:
+    chosen = {name: getattr(settings.fit, name) for name in PLANNED}
+    dtype = settings.fit.dtype
+    return {**chosen, "parameters": parameters_of(settings), "dtype": dtype and getattr(torch, dtype)}
+
+
+def _loss_of_guessing(problem: Problem) -> float | None:
+    """A trained model that does no better is not the one that was trained on these labels."""
+    per_output = {"cross_entropy": math.log(max(problem.outputs, 1)), "binary_cross_entropy": math.log(2)}
+    found = per_output.get(problem.loss.name)
+    return found and (found if problem.loss.name == "cross_entropy" else found * problem.outputs)
+
+
+def _untouched(model: nn.Module, curvature: Curvature) -> int:
+    """Parameters of the model that no request can change."""
+    inside = set(curvature.layout.names)
+    return sum(p.numel() for name, p in model.named_parameters() if name not in inside)
+
+
+def device_named(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.ones(1, device=device).item()  # also "meta" is a device, without any numbers
+    except Exception as error:  # torch raises nearly anything, by the name
+        raise InvalidSetting(f"There is no device '{name}' here: {cause(error)}.") from None
+    return device

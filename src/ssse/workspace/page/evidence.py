@@ -1,0 +1,122 @@
+"""What the page of requests says about how good the erasures are: the last table, and how ε was chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ssse.calibration.scan import Scan
+from ssse.evaluation.table import Evaluation
+from ssse.rendering.document import Drawn
+from ssse.rendering.numbers import NOTHING
+from ssse.workspace.page import describe as words
+from ssse.workspace.page import figures
+from ssse.workspace.page.story import Entry, Story
+
+
+def evaluation(story: Story) -> dict[str, Any] | None:
+    """The last one in full; how many requests came after it; those before it in a line each."""
+    entries = story.all("evaluated")
+    if not entries:
+        return None
+    last = entries[-1]
+    details = last["details"]
+    table = Evaluation.from_dict(details["table"])
+    groups: list[tuple[str, list[dict[str, Any]]]] = []
+    columns = table.columns(table.models)
+    for i, measure in enumerate(table.measures):
+        if not groups or groups[-1][0] != measure.group:
+            groups.append((measure.group, []))
+        meaning = words.measure_meaning(measure.key)
+        said = any(row["meaning"] == meaning for row in groups[-1][1])  # of the first split, and not of each again
+        cells = [texts[i] or NOTHING for _, texts in columns]
+        groups[-1][1].append({"title": measure.title, "meaning": "" if said else meaning, "cells": cells})
+    later = [r for r in story.erasures if r.entries["erased"]["seq"] > last["seq"]]
+    return {
+        "time": last["time"],
+        "of": words.named(details.get("of") or []),
+        "counts": ", ".join(
+            f"{words.whole(n)} {words.SPLIT_NAMES.get(split, split)}" for split, n in table.counts.items()
+        ),
+        "columns": [title for title, _ in columns],
+        "groups": groups,
+        "floor": bool(table.floors),
+        "in_words": _in_words(table),
+        "flags": list(table.flags),
+        "notes": list(details.get("notes") or ()),
+        "later": len(later),
+        "earlier": [_earlier(entry) for entry in reversed(entries[:-1])],
+        "drawings": figures.inlined(figures.evaluation(table)),
+    }
+
+
+def _in_words(table: Evaluation) -> list[str]:
+    """What the table says, for somebody who reads no table."""
+
+    def value(model: str, key: str) -> float | None:
+        return table[model, key] if model in table.models and key in table.cells else None
+
+    said = []
+    before, after = value("original", "accuracy_forgotten"), value("erased", "accuracy_forgotten")
+    if before is not None and after is not None:
+        said.append(f"On the erased samples the model was right in {before:.2f} % before and is in {after:.2f} % now.")
+        goal = value("retrained", "accuracy_forgotten")
+        said[-1] = said[-1][:-1] + (f"; a retrained model is in {goal:.2f} %." if goal is not None else ".")
+    gap, start = value("erased", "mean_gap"), value("original", "mean_gap")
+    if gap is not None:
+        was = f"; before erasing it was {start:.2f}" if start is not None else ""
+        said.append(f"The accuracies are {gap:.2f} points from those of retraining on average{was}.")
+        floor = table.floors.get("mean_gap")
+        if floor is not None:
+            side = "no further than" if gap <= floor else "further than"
+            said.append(f"Two retrained models differ by {floor:.2f} points: the erased model is {side} that.")
+    return said
+
+
+def _earlier(entry: Entry) -> dict[str, Any]:
+    table = Evaluation.from_dict(entry["details"]["table"])
+
+    def cell(key: str) -> str:
+        there = key in table.cells and "erased" in table.models
+        found = table["erased", key] if there else None
+        return NOTHING if found is None else f"{found:.2f}"
+
+    return {
+        "seq": entry["seq"],
+        "time": entry["time"],
+        "of": words.named(entry["details"].get("of") or []),
+        "accuracy": cell("accuracy_forgotten"),
+        "gap": cell("mean_gap"),
+    }
+
+
+def choice(story: Story) -> dict[str, Any]:
+    """How ε came about, and whether the last erasure used it."""
+    used = story.erasures[-1].details("erased").get("scale") if story.erasures else None
+    calibrated = story.last("calibrated")
+    if calibrated is None:
+        one = used is None or used == 1
+        return {"calibrated": False, "used": words.maybe(used), "one": one, "none": story.of_estimator}
+    details = calibrated["details"]
+    scale, stored = details["scale"], details.get("curve")
+    drawn: list[Drawn] = []
+    if stored is not None:
+        scan = Scan.from_dict(stored)
+        drawn = figures.curve(scan, scale)
+        heat = figures.over_dampings(details, scan)
+        drawn += [heat] if heat is not None else []
+    before = bool(story.erasures) and story.erasures[-1].entries["erased"]["seq"] < calibrated["seq"]
+    return {
+        "calibrated": True,
+        "time": calibrated["time"],
+        "scale": words.number(scale),
+        "damping": words.maybe(details.get("damping")),
+        "method": details.get("method", "unknown"),
+        "meaning": words.METHODS.get(str(details.get("method")), ""),
+        "reason": details.get("reason", ""),
+        "k": details.get("k"),
+        "after_the_last": before and story.choice_dropped is None,
+        "dropped": None if story.choice_dropped is None else story.choice_dropped["time"],
+        "other": words.maybe(used) if used is not None and used != scale and not before else None,
+        "drawings": figures.inlined(drawn),
+        "times": len(story.all("calibrated")),
+    }

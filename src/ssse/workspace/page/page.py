@@ -1,0 +1,297 @@
+"""The page of a workspace: what was asked, what was done, and what is known about it. Made from the ledger alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ssse.rendering.document import Drawn
+from ssse.rendering.numbers import NOTHING, duration
+from ssse.rendering.templates import template
+from ssse.workspace.page import describe as words
+from ssse.workspace.page import evidence, figures
+from ssse.workspace.page.story import Entry, Request, Story
+
+SHOWN = 20  # requests and entries in view when there are many
+FEW = 30  # up to here all are in view
+ATTENTION = 100  # earlier requests that are in view because they were not carried out
+PRINTED = 60  # rows that a print unfolds; more are left to the command that lists them
+RECORD = 200_000  # characters of entries word for word
+SECRET = "not shown on this page"  # with the salt, somebody who has a sample could tell whether it was erased
+LONG = 12  # numbers of a list that are shown word for word
+
+
+def render(entries: Sequence[Mapping[str, Any]], *, name: str, head: str, checked: str | None = None) -> str:
+    """One HTML file: no network, no script; the same entries give the same bytes.
+
+    Args:
+        entries: those of the ledger, oldest first. head: the hash of the last.
+        name: of the workspace. checked: what the last check of the files found, in a sentence.
+    """
+    story = Story(entries)
+    return template("ssse.workspace.page", "page.html.j2").render(
+        name=name,
+        head=head,
+        checked=checked,
+        story=story,
+        words=words,
+        nothing=NOTHING,
+        printed=PRINTED,
+        summary=_summary(story),
+        requests=_folded(story.requests, _needs_attention, _request_row),
+        method=_method(story),
+        erasures=_folded(story.erasures, lambda request: False, _erasure_row),
+        drawings=_drawings(story),
+        evaluation=evidence.evaluation(story),
+        choice=evidence.choice(story),
+        remains=_remains(story),
+        ledger=_folded(story.entries, lambda entry: False, _entry_row),
+        record=_record(story.entries),
+        provenance=_provenance(story),
+    )
+
+
+# ── what is in view and what is folded ────────────────────────────────────────────────────────────────────────────
+
+
+def _folded(items: Sequence[Any], important: Any, row: Any) -> dict[str, Any]:
+    """The latest, and earlier ones that somebody must see; all others are on the page too, folded. Latest first."""
+    if len(items) <= FEW:
+        return {"shown": [row(item) for item in reversed(items)], "folded": []}
+    early = [item for item in items[:-SHOWN] if important(item)][-ATTENTION:]
+    seen = {id(item) for item in (*early, *items[-SHOWN:])}
+    return {
+        "shown": [row(item) for item in reversed(items) if id(item) in seen],
+        "folded": [row(item) for item in reversed(items) if id(item) not in seen],
+    }
+
+
+def _needs_attention(request: Request) -> bool:
+    return request.state in ("refused", "pending", "unsealed")
+
+
+# ── the parts of the page ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _summary(story: Story) -> dict[str, Any]:
+    last = story.erasures[-1] if story.erasures else None
+    done, refused, pending = len(story.erasures), len(story.of("refused")), len(story.of("pending"))
+    idle, unsealed = len(story.of("nothing")), len(story.of("unsealed"))
+    if not story.requests:
+        fitted = story.last("fitted") is not None
+        sentence = "No request has come yet: nothing was erased. "
+        sentence += "The workspace is ready for the first." if fitted else "The curvature has not been fitted yet."
+    else:
+        counts = (
+            (done, "carried out"),
+            (refused, "refused"),
+            (pending, "pending"),
+            (idle, "with nothing left to erase"),
+        )
+        parts = [f"{words.whole(number)} {what}" for number, what in counts if number]
+        sentence = f"{words.count(len(story.requests), 'request')} came: {', '.join(parts)}."
+    return {
+        "sentence": sentence,
+        "meaning": "" if last is None else words.MEANINGS.get(str(last.verdict), ""),
+        "done": words.whole(done),
+        "refused": words.whole(refused),
+        "pending": words.whole(pending),
+        "unsealed": unsealed,
+        "fitted": story.last("fitted") is not None,
+        "erased": words.whole(story.erased_samples),
+        "samples": words.whole(story.samples),
+        "share": f"{story.erased_samples / story.samples:.2%}" if story.samples and story.erased_samples else "",
+        "verdict": None if last is None else _verdict(last),
+        "last": last,
+        "weights": story.current("weights"),
+    }
+
+
+def _verdict(request: Request) -> tuple[str, str]:
+    found = request.verdict
+    return (NOTHING, "word") if found is None else words.VERDICTS.get(found, (found, "word"))
+
+
+def _request_row(request: Request) -> dict[str, Any]:
+    reason = request.details("refused").get("reason") if request.state == "refused" else None
+    return {
+        "id": request.id,
+        "received": request.received,
+        "answered": request.answered,
+        "k": words.whole(request.k),
+        "asked": words.asked(request),
+        "state": words.STATES[request.state],
+        "reason": reason,
+        "verdict": _verdict(request),
+    }
+
+
+def _erasure_row(request: Request) -> dict[str, Any]:
+    found, erased = request.diagnostics, request.details("erased")
+    return {
+        "id": request.id,
+        "k": words.whole(erased.get("k")),
+        "n": words.whole(erased.get("n")),
+        "scale": words.number(erased.get("scale")),
+        "damping": words.number(erased.get("damping")),
+        "loss": words.change(found.get("loss_before"), found.get("loss_after")),
+        "largest": words.number(found.get("leverage_max")),
+        "sum": words.number(found.get("leverage_sum")),
+        "step": words.number(found.get("relative_step")),
+        "distance": words.distance(erased),
+        "verdict": _verdict(request),
+        "reasons": list(found.get("reasons") or ()),
+        "notes": list(found.get("notes") or ()),
+    }
+
+
+def _method(story: Story) -> list[tuple[str, str, str]]:
+    """What is in force, as (name, value, meaning): of the last erasure, else of the calibration and the fit."""
+    known = story.known
+    structure, rows = known("structure", "erased", "fitted"), known("rows", "erased", "fitted")
+    policy, leave_out = known("policy", "erased"), known("leave_out", "erased")
+    scale, damping = known("scale", "erased"), known("damping", "erased", "calibrated", "fitted")
+    if scale is None and story.choice_dropped is None:
+        scale = known("scale", "calibrated")
+    n, d = known("n", "fitted"), known("d", "fitted")
+    meanings = words.OF_ESTIMATOR if story.of_estimator else {}
+    lines = [
+        (
+            "fitted on",
+            None if n is None else words.count(n, "sample"),
+            "the training data, less what was erased before",
+        ),
+        ("weights that change", None if d is None else words.whole(d), "all others stay as they are"),
+        ("structure", structure, meanings.get(str(structure), words.STRUCTURES.get(str(structure), ""))),
+        ("rows", rows, meanings.get(str(rows), words.ROWS.get(str(rows), ""))),
+        ("λ, damping", words.maybe(damping), "keeps the step from going far where the data says little"),
+        (
+            "ε, scale",
+            None if story.of_estimator else words.maybe(scale),
+            "how far the step goes; how it was chosen is said below",
+        ),
+        ("leave-out", None if leave_out is None else words.value(leave_out), words.LEAVE_OUT[bool(leave_out)]),
+        ("policy", policy, words.POLICIES.get(str(policy), "")),
+    ]
+    return [(name, str(value), meaning) for name, value, meaning in lines if value is not None]
+
+
+def _drawings(story: Story) -> list[dict[str, Any]]:
+    """Of the erasures: the leverages of the last, and all of them one after another."""
+    found: list[Drawn] = []
+    if story.erasures:
+        values = [v for v in story.erasures[-1].diagnostics.get("leverages") or () if v is not None]
+        found += [figures.leverages(values)] if values else []
+    if len(story.erasures) > 1:
+        found += figures.over_requests([request.diagnostics for request in story.erasures], not story.of_estimator)
+    return figures.inlined(found)
+
+
+def _remains(story: Story) -> dict[str, Any]:
+    last = next((r for r in reversed(story.erasures) if r.state == "erased"), None)
+    model = story.known("model", "created") or {}
+    sealed = [r.details("sealed") for r in story.erasures if r.state == "erased"]
+    return {
+        "last": last,
+        "lines": [] if last is None else list(last.details("sealed").get("remains") or ()),
+        "weights": _tally(sealed, "old_weights"),
+        "curvature": _tally(sealed, "old_curvature"),
+        "unsealed": [r.id for r in story.erasures if r.state == "unsealed"],
+        "curvature_now": _curvature_now(story),
+        "fitted_anew": _fitted_anew(story),
+        "joint": story.known("policy", "erased") == "joint",
+        "batch_norm": bool(model.get("batch_norm")),
+    }
+
+
+def _fitted_anew(story: Story) -> bool:
+    last = story.last("fitted", "erased")
+    return last is not None and last["kind"] == "fitted"
+
+
+def _curvature_now(story: Story) -> str:
+    erased = story.last("erased")
+    if _fitted_anew(story):
+        return "The current curvature was fitted anew after the last erasure, without the erased samples."
+    if erased is not None and erased["details"].get("curvature_dropped"):
+        return "There is no curvature now: it was dropped, since the erased samples cannot be taken out of it."
+    structure = story.known("structure", "erased", "fitted")
+    if story.known("policy", "erased") == "joint" and story.known("leave_out", "erased") is False:
+        return f"The current curvature ({structure}) holds the rows of all samples, the erased ones included."
+    return f"The current curvature ({structure}) holds {words.AFTER[structure]}." if structure in words.AFTER else ""
+
+
+def _tally(sealed: Iterable[Mapping[str, Any]], name: str) -> str:
+    """ "shredded after 3 of 4 erasures, kept after 1"."""
+    counts: dict[str, int] = {}
+    for details in sealed:
+        status = str(details.get(name, "not named"))
+        counts[status] = counts.get(status, 0) + 1
+    return ", ".join(f"{status} after {words.count(number, 'erasure')}" for status, number in counts.items())
+
+
+def _entry_row(entry: Entry) -> dict[str, Any]:
+    return {
+        "seq": entry["seq"],
+        "time": entry["time"],
+        "kind": words.KINDS.get(entry["kind"], entry["kind"]),
+        "request": entry["request"],
+        "facts": words.facts(entry),
+        "hash": entry["hash"],
+    }
+
+
+def _record(entries: Sequence[Entry]) -> dict[str, Any]:
+    """Entries word for word, the latest first, as many as have room."""
+    shown: list[dict[str, Any]] = []
+    room = RECORD
+    for entry in reversed(entries):
+        text = json.dumps(_shortened(entry["details"]), ensure_ascii=False, indent=1)
+        room -= len(text)
+        if room < 0 and shown:
+            break
+        keys = ("seq", "time", "kind", "request", "previous", "hash")
+        shown.append({"details": text, **{key: entry[key] for key in keys}})
+    return {"entries": shown, "left": len(entries) - len(shown), "lines": sum(e["details"].count("\n") for e in shown)}
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): SECRET if key == "salt" else _shortened(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        kept = [_shortened(entry) for entry in value[: LONG - 2 if len(value) > LONG else LONG]]
+        return kept + ([f"… {len(value) - len(kept):,} more"] if len(value) > len(kept) else [])
+    return value
+
+
+def _provenance(story: Story) -> dict[str, Any]:
+    versions: list[tuple[int, str]] = []
+    for entry in story.entries:
+        found = entry["details"].get("versions")
+        text = ", ".join(f"{name} {number}" for name, number in found.items()) if found else ""
+        if text and (not versions or versions[-1][1] != text):
+            versions.append((entry["seq"], text))
+    model = story.known("model", "created") or {}
+    fitted = story.last("fitted")
+    details = {} if fitted is None else fitted["details"]
+    return {
+        "versions": versions[-SHOWN:],
+        "more_versions": max(0, len(versions) - SHOWN),
+        "factory": model.get("factory"),
+        "parameters": model.get("parameters"),
+        "loss": details.get("loss"),
+        "seed": details.get("seed"),
+        "seconds": None if details.get("seconds") is None else duration(details["seconds"]),
+        "gradient": words.maybe(details.get("gradient_norm")),
+        "notes": list(details.get("notes") or ()),
+        "curvature": story.current("curvature"),
+        "settings": [(key, words.value(value)) for key, value in _flat(story.known("settings") or {})],
+    }
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in settings.items():
+        found += _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
+    return found

@@ -1,0 +1,137 @@
+"""The workspace on disk: what lies where, and how it goes from one whole state to the next.
+
+    ssse.toml             the settings
+    ledger.sqlite         what was done, entry by entry
+    samples.safetensors   salted digests of the training samples, sorted
+    states/000005/        weights.safetensors or model.skops, and curvature/, as entry 5 of the ledger made them
+    current               → states/000005
+    seal.json             digests of the files that change in place
+
+What counts is the ledger: its newest entry that made a state says which one is current. That state is whole on the disk
+before the entry is written, and what it replaces goes afterwards. So a killed process leaves the old state or the new
+one, and at most something to tidy up, which the next command does first. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssse.errors import Damaged, InvalidSetting
+from ssse.system import files
+from ssse.workspace import settings as toml
+from ssse.workspace.record import ledger as ledgers
+from ssse.workspace.record.database import LOG
+from ssse.workspace.record.ledger import Entry, Ledger
+from ssse.workspace.record.seal import FILE as SEAL
+from ssse.workspace.record.seal import Seal, digest_of, stamp
+
+WEIGHTS, SKOPS, CURVATURE = "weights.safetensors", "model.skops", "curvature"
+MODELS = (WEIGHTS, SKOPS)  # names that the model of a state may have
+SAMPLES, PAGE = "samples.safetensors", "report.html"
+MAKERS = ("created", "fitted", "calibrated", "erased")  # entries that make a state
+TEMPORARY = tuple(f".{name}" for name in (SEAL, PAGE, SAMPLES, "current"))  # beginnings of names before the rename
+SPARE = 1 << 20  # bytes beside the state: ledger, seal
+
+
+@dataclass(frozen=True)
+class Folder:
+    path: Path
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / ledgers.FILE
+
+    @property
+    def states(self) -> Path:
+        return self.path / "states"
+
+    @property
+    def current(self) -> Path:
+        return self.path / "current"
+
+    def state(self, entry: Entry) -> Path:
+        return self.states / state_name(entry)
+
+    def check(self) -> None:
+        if not self.path.exists():
+            raise InvalidSetting(f"There is no workspace '{self.path}'; `ssse init` makes one.")
+        if not self.ledger.is_file() and not (self.path / toml.FILE).is_file():
+            raise InvalidSetting(f"'{self.path}' is not a workspace: it has no ledger. `ssse init` makes one.")
+
+    @contextmanager
+    def read(self) -> Iterator[Ledger]:
+        """The ledger, to read; also while another command is at work."""
+        self.check()
+        with Ledger.read(self.ledger) as ledger:
+            yield ledger
+
+    def refuse_altered(self, seal: Seal) -> None:
+        """Of a workspace at rest, the ledger's file is as it was sealed."""
+        if seal.command is not None:
+            return
+        known = {self.ledger.name, toml.FILE} <= set(seal.files) and not self.ledger.is_symlink()
+        if not known or not self._is_sealed(seal) or files.size(self.path / LOG):
+            raise Damaged(f"'{self.ledger}' is not as it was written. Restore a backup; `ssse verify` says more.")
+
+    def _is_sealed(self, seal: Seal) -> bool:
+        """A file that was not touched since need not be read whole: a request's time must not grow with the ledger."""
+        if stamp(self.ledger) == seal.stamp != []:
+            return True
+        return self.ledger.is_file() and digest_of(self.ledger) == seal.files[self.ledger.name]
+
+    def refuse_damaged(self, ledger: Ledger, seal: Seal) -> None:
+        """What is about to be relied on. After a kill also what the old state is about to be removed for."""
+        expected: dict[str, str] = {}
+        if seal.command is not None:
+            if found := ledger.damages():
+                raise Damaged(f"'{self.ledger}': {found[0]}. `ssse verify` says more.")
+            made = ledger.last(*MAKERS)
+            if made is not None:
+                expected |= {f"states/{state_name(made)}/{name}": d for name, d in made.details["files"].items()}
+        if (fitted := ledger.last("fitted")) is not None:
+            expected[SAMPLES] = fitted.details["samples_file"]
+        for name in Seal(expected).altered(self.path):
+            raise Damaged(f"'{self.path / name}' is not as it was written. Restore a backup; `ssse verify` says more.")
+
+    def check_link(self) -> None:
+        """`current` as a folder of its own would go on serving the old model."""
+        if self.current.exists() and not self.current.is_symlink():
+            raise Damaged(
+                f"'{self.current}' should be a link and is a copy: copy workspaces with their links, as cp -a does. "
+                "Remove it and run the command again."
+            )
+
+    def check_disk(self) -> None:
+        """Before SQLite opens the ledger: on such a disk it says less, and leaves files that cannot be used."""
+        if os.statvfs(self.path).f_flag & os.ST_RDONLY:
+            raise OSError(errno.EROFS, "The disk is read-only", str(self.path))
+        for path in (self.path, self.ledger):
+            if path.exists() and not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, "You may not write to it", str(path))
+        self.check_space(0)
+
+    def check_space(self, needed: int) -> None:
+        free = shutil.disk_usage(self.path).free
+        if free < needed + SPARE:
+            raise OSError(errno.ENOSPC, f"This needs {needed + SPARE:,} bytes and {free:,} are free", str(self.path))
+
+
+def state_name(entry: Entry) -> str:
+    return f"{entry.seq:06d}"
+
+
+def summary(made: Mapping[str, str]) -> dict[str, str | None]:
+    """The digests of a state's two parts."""
+    curvature = {name: digest for name, digest in made.items() if name.startswith(f"{CURVATURE}/")}
+    return {"weights": made[model_file(made)], "curvature": files.digest_of(curvature) if curvature else None}
+
+
+def model_file(made: Mapping[str, str]) -> str:
+    """Under which name the files of a state hold the model."""
+    return SKOPS if SKOPS in made and WEIGHTS not in made else WEIGHTS

@@ -1,0 +1,325 @@
+"""Commands that are killed, again and again, each from the same workspace: `python -m tests.killing FOLDER GROUP`.
+
+In a process of its own, for it forks: the children find torch imported and die within milliseconds. What they leave is
+looked at, finished by the same command, and compared with a run that nobody killed. One JSON object of counts is the
+output; whatever does not hold is a traceback.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from ssse.intake import skops as skops_files
+from ssse.intake import weights
+from ssse.system import files, store
+from ssse.workspace.record import (
+    database,
+    folder,
+    ledger,
+    lock,
+    membership,
+    pages,
+    seal,
+)
+from ssse.workspace.record import (
+    transaction as holding,
+)
+from ssse.workspace.workspace import Workspace
+from tests.support import workspaces
+
+WATCHED = {
+    module.__file__
+    for module in (
+        *(database, files, folder, holding, ledger, lock, membership, pages, seal, skops_files, store, weights),
+    )
+}
+EPOCH = "1750000000"  # the same times in every run
+FORGET = [3, 11]
+N, P = 32, 3
+
+
+@dataclass(frozen=True)
+class Operation:
+    """`run`: one command. `makes`: the entry that it is about. `prepare`: what was done before."""
+
+    makes: str
+    run: Callable[[Workspace], object]
+    prepare: Callable[[Workspace], object] = lambda workspace: None
+    options: dict[str, Any] = field(default_factory=dict)
+    fit: bool = True
+    make: Callable[..., workspaces.Made] = workspaces.make
+
+
+def erase(workspace: Workspace) -> None:
+    assert workspace.erase("r-1", ids=[f"s{place}" for place in FORGET]).outcome in ("erased", "repeated")
+
+
+def erase_another(workspace: Workspace) -> None:
+    assert workspace.erase("r-0", ids=["s5", "s6", "s30"]).outcome == "erased"
+
+
+def report(workspace: Workspace) -> None:
+    """As `ssse report` does, with a page that costs nothing."""
+    with holding.holding(workspace.folder, "report") as hold:
+        last = hold.ledger.last()
+        assert last is not None
+        hold.write_page(f"<p>{last.hash}</p>")
+
+
+def report_before(workspace: Workspace) -> None:
+    with holding.holding(workspace.folder, "report") as hold:
+        hold.write_page("<p>as it was</p>")
+
+
+def calibrate(workspace: Workspace) -> None:
+    retrained = workspace.folder.path.parent / "retrained.safetensors"
+    _, y = workspaces.data(N, P)
+    ids = [f"s{place}" for place in torch.nonzero(y == 0).flatten().tolist()]
+    workspace.calibrate(ids=ids, retrained=retrained)
+
+
+def retrain(workspace: Workspace) -> None:
+    x, y = workspaces.data(N, P)
+    model = workspaces.train(x[y > 0], y[y > 0], 3)
+    save_file(model.state_dict(), workspace.folder.path.parent / "retrained.safetensors")
+
+
+KEPT: dict[str, Any] = {"erase__old_weights": "keep", "erase__old_curvature": "keep"}
+OPERATIONS = {
+    "fit": Operation("fitted", Workspace.fit, fit=False),
+    "fit again": Operation("fitted", lambda workspace: workspace.fit(again=True), erase_another),
+    "erase": Operation("erased", erase),
+    "erase lowrank": Operation("erased", erase, options={"fit__structure": "lowrank"}),
+    "erase joint": Operation("erased", erase, erase_another, options={"erase__policy": "joint"}),
+    "erase and keep": Operation("erased", erase, erase_another, options=KEPT),
+    "calibrate": Operation("calibrated", calibrate, retrain),
+    "report": Operation("", report, report_before),
+    "fit estimator": Operation("fitted", Workspace.fit, fit=False, make=workspaces.make_estimator),
+    "erase estimator": Operation("erased", erase, make=workspaces.make_estimator),
+    "erase estimator and keep": Operation(
+        "erased", erase, erase_another, options={**KEPT, "erase__policy": "joint"}, make=workspaces.make_estimator
+    ),
+}
+
+
+@dataclass
+class Bench:
+    """A workspace before an operation, and what it is after one that nobody killed."""
+
+    home: Path
+    operation: Operation
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        made = self.operation.make(self.home, fit=self.operation.fit, n=N, p=P, **self.operation.options)
+        self.operation.prepare(made.workspace)
+        self.pristine, self.trial = made.path, self.home / "trial"  # beside each other: both see ../train.npz
+        self.start()
+        self.before, self.size = workspaces.snapshot(self.trial), len(self.entries())
+        self.old = self.weights()
+        self.operation.run(Workspace(self.trial))
+        self.after, self.new, self.names = self.essence(), self.weights(), set(workspaces.snapshot(self.trial))
+
+    def start(self) -> None:
+        if self.trial.exists():
+            shutil.rmtree(self.trial)
+        shutil.copytree(self.pristine, self.trial, symlinks=True)
+
+    def entries(self) -> list[Any]:
+        """All but what was measured, and the hashes that follow from it."""
+        found = [entry.plain() for entry in Workspace(self.trial).entries()]
+        return [without({**entry, "hash": "", "previous": "", "time": ""}, "seconds") for entry in found]
+
+    def weights(self) -> bytes:
+        current = self.trial / "current"
+        return next(path for path in current.iterdir() if path.is_file()).read_bytes()
+
+    def essence(self) -> Any:
+        found = workspaces.snapshot(self.trial)
+        volatile = ("ledger.sqlite", "seal.json", "report.html")  # follow from the hashes
+        return self.entries(), {name: body for name, body in found.items() if name not in volatile}
+
+    def attempt(self, prepare: Callable[[], None] = lambda: None, delay: float | None = None) -> bool:
+        """Run it in a child; killed after the delay, or when `prepare` sees to it. Whether it was killed."""
+        sys.stdout.flush()
+        child = os.fork()
+        if not child:
+            try:
+                prepare()
+                self.operation.run(Workspace(self.trial))
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        if delay is not None:
+            time.sleep(delay)
+            os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+        assert status in (0, signal.SIGKILL), status
+        return status == signal.SIGKILL
+
+    def duration(self) -> float:
+        taken = []
+        for _ in range(3):
+            self.start()
+            started = time.perf_counter()
+            assert not self.attempt()
+            taken.append(time.perf_counter() - started)
+        return sorted(taken)[1]
+
+    def check_killed(self) -> bool:
+        """Whether the kill came between the first byte written and the last."""
+        found = workspaces.snapshot(self.trial)
+        seen = Workspace(self.trial).verify()
+        assert seen.ok, seen.damages
+        assert workspaces.snapshot(self.trial) == found, "verify wrote something"
+        assert self.weights() in (self.old, self.new)
+        return found != self.before and (seen.interrupted is not None or seen.notes != [])
+
+    def finish(self) -> None:
+        """The same command, or any other where its entry is there: that one is not to be made twice."""
+        workspace = Workspace(self.trial)
+        kinds = [entry["kind"] for entry in self.entries()[self.size :]]
+        if self.operation.makes in kinds or not self.operation.makes:
+            workspace.fit()  # fitted already: only finishes what is unfinished
+            assert workspace.verify().ok
+        if self.operation.makes not in kinds:
+            self.operation.run(workspace)
+        if self.operation.makes == "erased":
+            erase(workspace)  # is a repetition now, and says so
+        seen = workspace.verify()
+        assert seen.ok, seen.damages
+        assert seen.interrupted is None
+        assert seen.notes == []
+        strange = set(workspaces.snapshot(self.trial)) ^ self.names
+        assert not strange, strange
+        entries, rest = self.essence()
+        assert entries == self.after[0], [entry["kind"] for entry in entries]
+        assert rest == self.after[1]
+
+    # ------------------------------------------------------------------------------- the ways to die
+
+    def at_random(self, wanted: int, chooser: random.Random, twice: bool = False) -> None:
+        """Kills over the whole length of the command and a little beyond; `twice`: what is left is killed again."""
+        longest = self.duration()
+        for _ in range(5 * wanted):
+            self.start()
+            middle = killed = 0
+            for _ in range(1 + twice):
+                killed += self.attempt(delay=chooser.uniform(0, 1.2 * longest))
+                middle += self.check_killed()
+            self.finish()
+            self.counts += Counter(killed=killed, middle=middle, twice=int(middle == 2), trials=1)
+            enough = self.counts["twice"] >= twice and self.counts["middle"] >= wanted // 5
+            if self.counts["killed"] >= wanted and enough:
+                return
+
+    def at_every_line(self) -> None:
+        """At each line of what writes, as far as the disk is another one there than at the line before."""
+        self.start()
+        changing: list[int] = []
+        last = fingerprint(self.trial)
+
+        def look(line: int) -> None:
+            nonlocal last
+            found = fingerprint(self.trial)
+            if found != last:
+                changing.append(line)
+                last = found
+
+        lines = traced(look, lambda: self.operation.run(Workspace(self.trial)))
+        for line in changing:
+            self.start()
+            assert self.attempt(lambda line=line: dies_at(line))
+            self.counts["middle"] += self.check_killed()
+            self.finish()
+        self.counts += Counter(killed=len(changing), lines=lines)
+
+
+def without(value: Any, name: str) -> Any:
+    if isinstance(value, dict):
+        return {key: without(inner, name) for key, inner in value.items() if key != name}
+    return value
+
+
+def fingerprint(path: Path) -> str:
+    found = hashlib.sha256()
+    for name, body in workspaces.snapshot(path).items():
+        if not name.endswith("-shm"):  # locks alone
+            found.update(name.encode())
+            found.update(body if isinstance(body, bytes) else body.encode())
+    return found.hexdigest()
+
+
+def look_at_every_line(look: Callable[[int], None]) -> None:
+    """Call `look` with the count before every line of the modules that write."""
+    lines = 0
+
+    def watch(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal lines
+        if frame.f_code.co_filename not in WATCHED:
+            return None
+        if event == "line":
+            lines += 1
+            look(lines)
+        return watch
+
+    sys.settrace(watch)
+
+
+def traced(look: Callable[[int], None], work: Callable[[], object]) -> int:
+    """`look` at every line of the work; how many there were."""
+    last = 0
+
+    def count(line: int) -> None:
+        nonlocal last
+        last = line
+        look(line)
+
+    look_at_every_line(count)
+    try:
+        work()
+    finally:
+        sys.settrace(None)
+    return last
+
+
+def dies_at(last: int) -> None:
+    look_at_every_line(lambda line: os.kill(os.getpid(), signal.SIGKILL) if line == last else None)
+
+
+def main(home: Path, group: str) -> dict[str, dict[str, int]]:
+    torch.set_num_threads(1)
+    os.environ["SOURCE_DATE_EPOCH"] = EPOCH
+    found = {}
+    way, *names = group.split(",")
+    for name in names:
+        bench = Bench(home / name.replace(" ", "_"), OPERATIONS[name])
+        if way == "lines":
+            bench.at_every_line()
+        else:
+            bench.at_random(int(way.removeprefix("twice")), random.Random(name), twice=way.startswith("twice"))
+        found[name] = dict(bench.counts)
+        shutil.rmtree(bench.home)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]), sys.argv[2])))

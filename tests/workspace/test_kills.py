@@ -1,0 +1,56 @@
+"""Killed at any moment, a workspace is whole, and the same command again ends where it would have ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+ONCE, TWICE = 21, 30
+RANDOM = [
+    (ONCE, ["fit", "fit again", "erase"]),
+    (ONCE, ["erase lowrank", "erase joint", "erase and keep", "calibrate"]),
+]
+LINES = ["fit", "fit again", "erase", "erase and keep", "calibrate", "report"]
+# On a disk in memory, where there is one: what a killed process wrote is not lost, so nothing depends on the real one.
+MEMORY = Path("/dev/shm")
+
+
+def kill(group: str) -> dict[str, dict[str, int]]:
+    place = MEMORY if os.access(MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="ssse-kills-", dir=place) as home:
+        command = [sys.executable, "-m", "tests.support.killing", home, group]
+        root = Path(__file__).parents[2]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def test_the_kills_are_as_many_as_promised():
+    assert sum(wanted * len(names) for wanted, names in RANDOM) + 2 * TWICE >= 200
+
+
+@pytest.mark.parametrize(("wanted", "names"), RANDOM, ids=["one by one", "of every kind"])
+def test_killed_at_random_moments(wanted, names):
+    for name, counts in kill(f"{wanted},{','.join(names)}").items():
+        assert counts["killed"] >= wanted, name
+        assert counts["middle"] >= wanted // 5, name  # something was written, and not all
+
+
+def test_killed_and_killed_again():
+    for name, counts in kill(f"twice{TWICE},fit,erase").items():
+        assert counts["killed"] >= TWICE, name
+        assert counts["middle"] >= TWICE // 5, name
+        assert counts["twice"] >= 1, name
+
+
+def test_killed_at_every_line_that_finds_the_disk_changed():
+    """Between two such lines nothing on the disk tells one moment from the other."""
+    for name, counts in kill(f"lines,{','.join(LINES)}").items():
+        assert counts["killed"] >= (8 if name == "report" else 16), name
+        assert counts["middle"] >= counts["killed"] - 2, name  # the first sees the seal opening, the last all done
