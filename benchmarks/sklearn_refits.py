@@ -1,8 +1,8 @@
 """An erased scikit-learn estimator beside scikit-learn's own refit without the samples, taken to its minimum.
 
 For 1, 10, 1 %, 10 % of the samples and a whole class: the distance ‖θ̂ − θ₋S‖/‖θ* − θ₋S‖ (0 = refit, 1 = nothing
-erased; θ has the intercepts in it), what of it is proved (`epsilon_`, in the same unit), how many predictions agree,
-and seconds. Everything below was fixed before any result was seen:
+erased; θ has the intercepts in it), what of it is proved (`distance_bound_`, in the same unit), how many predictions
+agree, and seconds. Everything below was fixed before any result was seen:
 
     breast cancer, wine, diabetes   StandardScaler, C = 1 and alpha = 1
     digits                          X / 16, C = 1 and alpha = 1
@@ -292,8 +292,8 @@ def answer(row: Row, data: Data, make: Make, original: Any, eraser: Eraser, forg
     row.k.append(len(forget))
     row.distance.append(float(away / moved) if moved > STILL * np.linalg.norm(truth) else math.nan)
     row.absolute.append(float(away))
-    row.proved.append(float(eraser.epsilon_ / moved))
-    row.holds.append(bool(away <= eraser.epsilon_ + ROUNDING * np.linalg.norm(truth)))
+    row.proved.append(float(eraser.distance_bound_ / moved))
+    row.holds.append(bool(away <= eraser.distance_bound_ + ROUNDING * np.linalg.norm(truth)))
     row.leverage.append(eraser.leverage_ or 0.0)
     if isinstance(last_of(refit), (Ridge, LinearRegression)):
         row.agreement.append(math.nan)
@@ -358,8 +358,8 @@ def tell(report: Report, found: dict[str, list[Row]]) -> None:
     report.at_most(f"of {len(judged):,} proved distances, broken", len(judged) - sum(judged), 0)
     report.notes += [
         "Distance: ‖θ̂ − θ₋S‖/‖θ* − θ₋S‖, mean and worst over five random requests, or over the classes; of the large "
-        "data one. Proved: the median of epsilon_/‖θ* − θ₋S‖ (∞: nothing is). Holds: how often the distance was not "
-        "above it, to 1e-9 of ‖θ‖, where refits themselves end. Agreement: of predictions on all samples, the "
+        "data one. Proved: the median of distance_bound_/‖θ* − θ₋S‖ (∞: nothing is). Holds: how often the distance was "
+        "not above it, to 1e-9 of ‖θ‖, where refits themselves end. Agreement: of predictions on all samples, the "
         "forgotten ones too, and on the test data of the large. Leverage: the largest.",
         "A request of which the refit takes no notice (‖θ* − θ₋S‖ below 1e-6 of ‖θ‖: samples outside LinearSVC's "
         "margin) has no distance, and is left out of the mean.",

@@ -138,8 +138,8 @@ def main(_: Path) -> None:
         "update of the held inverse in it. Pays after: so many requests until Eraser.fit has cost less than warm "
         "refits at the default tolerance (of Ridge: cold ones).",
         "Which: the solver and tolerance that came as near as the erased model; none: no tolerance did. Requests "
-        "proved: for how many of the stream epsilon_ was finite; a stream that is refused has left the curvature it "
-        "was fitted with too far behind, and ends there. Ridge is solved directly: there is no warm start.",
+        "proved: for how many of the stream distance_bound_ was finite; a stream that is refused has left the "
+        "curvature it was fitted with too far behind, and ends there. Ridge is solved directly: no warm start.",
         f"Left out, X being above {MOST_BYTES / 1e9:.0f} GB: {', '.join(left_out) or 'nothing'}. newton-cholesky is "
         f"not tried above {MOST_NEWTON:.0e} operations a step. Largest gradient left at any θ₋S, over what the "
         f"request's samples add: {max(case.gradient for case in every):.0e}.",
@@ -206,7 +206,7 @@ def erase_next(case: Case, eraser: Eraser) -> Any:
         case.refused = True
         return None
     case.requests.append(time.perf_counter() - started)
-    case.proved += bool(np.isfinite(eraser.epsilon_))
+    case.proved += bool(np.isfinite(eraser.distance_bound_))
     return erased
 
 

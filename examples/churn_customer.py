@@ -85,7 +85,8 @@ def main() -> None:
     step = np.linalg.norm(coefficients(model) - coefficients(erased))
     distance = np.linalg.norm(coefficients(erased) - coefficients(refit))
     print(f"\nthe coefficients moved by     {step:.1e}")
-    print(f"and are from the refit's now  {distance:.1e}   (proved without a refit: at most {eraser.epsilon_:.1e})\n")
+    bound = eraser.distance_bound_
+    print(f"and are from the refit's now  {distance:.1e}   (proved without a refit: at most {bound:.1e})\n")
     print(eraser.outcome_)
 
     encoder, scaler = erased["columns"].named_transformers_.values()

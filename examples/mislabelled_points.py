@@ -69,7 +69,7 @@ def main(picture: Path) -> None:
     print(f"\nwith the right labels from the start: {accuracy(clean):.1f}\n")
     print(f"{'':<14}of the way to the refit   proved about the distance from it")
     for name, way, eraser in zip(("erase alone", "then refine"), ways, (alone, followed), strict=True):
-        proved = f"at most {eraser.epsilon_:.1e}" if np.isfinite(eraser.epsilon_) else "nothing"
+        proved = f"at most {eraser.distance_bound_:.1e}" if np.isfinite(eraser.distance_bound_) else "nothing"
         print(f"{name:<14}{100 * way:>21.0f} %   {proved}")
     gains = [after - accuracy(trained) for after in (one_by_one[-1], refined[-1], refits[-1])]
     print(

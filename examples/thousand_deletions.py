@@ -58,13 +58,13 @@ def main() -> None:
             started = time.perf_counter()
             eraser.erase(x[[sample]], y[[sample]])
             seconds[policy].append(time.perf_counter() - started)
-        if np.isfinite(erasers["rebase"].epsilon_):
+        if np.isfinite(erasers["rebase"].distance_bound_):
             proved = request
         if request == 1 or request % LOOK_EVERY == 0:
             started = time.perf_counter()
             refit = untrained().fit(x[stays], y[stays])
             refit_seconds = time.perf_counter() - started
-            columns = [f"{apart(e.estimator_, refit):>16.1e}{bound(e.epsilon_):>16}" for e in erasers.values()]
+            columns = [f"{apart(e.estimator_, refit):>16.1e}{bound(e.distance_bound_):>16}" for e in erasers.values()]
             print(f"{request:>8}{apart(trained, refit):>13.1e}{''.join(columns)}")
 
     print(f"\n{'time of a request':<22}{'first hundred':>16}{'last hundred':>16}{'a refit':>12}")
@@ -74,7 +74,7 @@ def main() -> None:
 
     erased = erasers["rebase"].estimator_
     nearer = erasers["rebase"].refine(x[stays], y[stays])
-    renewed = erasers["rebase"].epsilon_
+    renewed = erasers["rebase"].distance_bound_
     print(f"\nrebase has a bound up to request {proved}. Then refined with what remains, which is read for that, it is")
     print(f"{apart(nearer, refit):.1e} from scikit-learn's refit, and {bound(renewed)} from the minimum is proved.")
 

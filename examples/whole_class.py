@@ -51,10 +51,10 @@ def main() -> None:
         eraser = Eraser(trained).fit(x, y)
         models, proved = {"trained": trained}, {}
 
-        models["erased"], proved["erased"] = eraser.erase(x[threes], y[threes]), eraser.epsilon_
+        models["erased"], proved["erased"] = eraser.erase(x[threes], y[threes]), eraser.distance_bound_
         if isinstance(trained, LogisticRegression):
             for name, steps in (("refined, 1 step", 1), ("refined, 5 more", 5)):
-                models[name], proved[name] = eraser.refine(x[~threes], y[~threes], steps=steps), eraser.epsilon_
+                models[name], proved[name] = eraser.refine(x[~threes], y[~threes], steps=steps), eraser.distance_bound_
         models["refit"] = refit
 
         kind = type(trained).__name__

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ssse.calibration.calibrate import Calibration as Calibration
     from ssse.calibration.calibrate import calibrate as calibrate
     from ssse.calibration.scan import Scan as Scan
+    from ssse.calibration.scan import Undecided as Undecided
     from ssse.calibration.scan import scan as scan
     from ssse.curvature import Curvature as Curvature
     from ssse.curvature import plan as plan
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from ssse.erasure.erase import erase as erase
     from ssse.errors import Refused as Refused
     from ssse.errors import SSSEError as SSSEError
-    from ssse.errors import Undecided as Undecided
     from ssse.evaluation.evaluate import evaluate as evaluate
     from ssse.evaluation.splits import four_splits as four_splits
     from ssse.evaluation.table import Evaluation as Evaluation
@@ -44,7 +44,7 @@ _HOMES = {
     "Scan": "ssse.calibration.scan",
     "four_splits": "ssse.evaluation.splits",
     "scan": "ssse.calibration.scan",
-    "Undecided": "ssse.errors",
+    "Undecided": "ssse.calibration.scan",
     "Curvature": "ssse.curvature",
     "plan": "ssse.curvature",
     "reproduce": "ssse.paper.reproduce",

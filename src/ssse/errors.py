@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ssse.calibration.scan import Scan
-    from ssse.erasure.diagnostics import Diagnostics
-    from ssse.sklearn.outcome import Outcome
+from ssse.verdict import Assessment
 
 
 class SSSEError(Exception):
@@ -50,18 +45,6 @@ class BrokenArtefact(SSSEError, OSError):
     """A stored curvature is incomplete, altered, or of a newer format."""
 
 
-class Undecided(SSSEError, ValueError):
-    """The evidence does not decide on a scale ε. Nothing was chosen.
-
-    Attributes:
-        scan: the curve that was looked at; None for the searches along the step, which look at none.
-    """
-
-    def __init__(self, message: str, scan: Scan | None):
-        self.scan = scan
-        super().__init__(message)
-
-
 class Refused(SSSEError):
     """An erasure that must not be applied. Nothing was changed.
 
@@ -69,7 +52,7 @@ class Refused(SSSEError):
         diagnostics: what was measured up to the refusal, with verdict `"refused"` and the reasons.
     """
 
-    def __init__(self, diagnostics: Diagnostics | Outcome):
+    def __init__(self, diagnostics: Assessment):
         self.diagnostics = diagnostics
         super().__init__("Erasure refused, nothing was changed: " + " ".join(diagnostics.reasons))
 

@@ -42,7 +42,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Settings]:
 @pytest.mark.parametrize("arguments", [["--help"], ["reproduce", "--help"], ["reproduce", "--list"], ["--version"]])
 def test_help_and_list_do_not_import_torch(arguments):
     code = (
-        "import sys\nfrom ssse.cli import app\n"
+        "import sys\nfrom ssse.cli.app import app\n"
         f"app({arguments!r}, standalone_mode=False)\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'matplotlib', 'sklearn')))"
     )

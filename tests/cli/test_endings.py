@@ -53,7 +53,7 @@ def made(ready, tmp_path) -> Made:
 def test_help_imports_nothing_heavy(words):
     alone = ", 'pydantic', 'tomllib'" if words == ["--help"] else ""  # typer itself may read options by pydantic
     code = (
-        "import sys\nfrom ssse.cli import app\n"
+        "import sys\nfrom ssse.cli.app import app\n"
         f"app({words!r}, standalone_mode=False)\n"
         f"heavy = ('torch', 'numpy', 'sqlite3', 'matplotlib', 'rich', 'jinja2', 'ssse.workspace'{alone})\n"
         "sys.exit(', '.join(name for name in heavy if name in sys.modules) or 0)"
@@ -75,7 +75,7 @@ def test_help_is_there_at_once():
 @pytest.mark.parametrize("command", ["log", "verify"])
 def test_reading_needs_no_torch(ready, command):
     code = (
-        "import sys\nfrom ssse.cli import app\n"
+        "import sys\nfrom ssse.cli.app import app\n"
         f"app([{command!r}, {str(ready.path)!r}, '--json'], standalone_mode=False)\n"
         "sys.exit(', '.join(name for name in ('torch', 'matplotlib', 'sklearn') if name in sys.modules) or 0)"
     )

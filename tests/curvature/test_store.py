@@ -363,7 +363,7 @@ import os, random, signal, sys, time
 from pathlib import Path
 import torch
 import ssse
-from ssse import store
+from ssse.system import store
 from tests import problems
 from tests.refusals import fit
 

@@ -250,7 +250,7 @@ def test_diagnostics_are_measured_and_readable():
     assert found.predicted_change == pytest.approx(float(g @ erasure.step) / 2)
     assert found.gradient_norm is not None
     assert found.gradient_norm < 1e-8
-    assert json.loads(found.to_json())["verdict"] == "ok"
+    assert json.loads(json.dumps(found.to_dict()))["verdict"] == "ok"
     assert "verdict: ok" in str(found)
 
 

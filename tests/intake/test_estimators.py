@@ -193,7 +193,7 @@ def strange(x: Any) -> Any:
 
 def test_types_that_skops_does_not_trust_are_named(tmp_path):
     skops.io.dump(make_pipeline(FunctionTransformer(strange), Ridge()).fit(X, Y), tmp_path / "m.skops")
-    with pytest.raises(InvalidData, match=r"test_intake_estimators\.strange.*does not trust"):
+    with pytest.raises(InvalidData, match=r"test_estimators\.strange.*does not trust"):
         read_estimator(tmp_path / "m.skops", None, {}, [])
 
 

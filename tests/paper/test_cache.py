@@ -174,8 +174,8 @@ def test_interrupted_while_writing(tmp_path, monkeypatch, kind, last_step):
 
 KILLED = """
 import os, signal, sys
-from ssse.experiments import cache
-from ssse import store
+from ssse.paper import cache
+from ssse.system import store
 from tests.paper.test_cache import KINDS, get
 
 WATCHED, lines = (cache.__file__, store.__file__), 0

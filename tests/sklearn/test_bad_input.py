@@ -320,7 +320,7 @@ def test_classes_that_nothing_mixes_without_a_penalty():
         eraser.erase(X[:1], y[:1])
     except (NotPositiveDefinite, PrecisionLost, Refused):
         return
-    assert np.isinf(eraser.epsilon_)
+    assert np.isinf(eraser.distance_bound_)
     assert eraser.outcome_.verdict == "caution"
 
 

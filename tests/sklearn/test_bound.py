@@ -1,4 +1,4 @@
-"""epsilon_ is a bound: no model that is erased lies further from the minimum over what remains."""
+"""distance_bound_ is a bound: no model that is erased lies further from the minimum over what remains."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def assert_bounded(eraser: Eraser, new, rest: Data, weighted: bool) -> float:
     """The true distance."""
     truth = refits.minimum(new, rest, weighted)
     found = float(np.linalg.norm(parameters(new) - truth))
-    assert found <= eraser.epsilon_ + ROUNDING * np.linalg.norm(truth)
+    assert found <= eraser.distance_bound_ + ROUNDING * np.linalg.norm(truth)
     slope = refits.gradient_norm(new, rest, weighted)
     assert slope <= eraser.state_.gradient * (1 + 1e-9) + ROUNDING * len(rest)
     return found
@@ -123,10 +123,10 @@ def play(case: dict) -> list[tuple[float, float]]:
             eraser.fit(*given_of(data))
         for i, (gone, left) in enumerate(requests(data, case["sizes"], case["how"], case["seed"])):
             new, rest = eraser.erase(*given_of(data.part(gone))), data.part(left)
-            found.append((assert_bounded(eraser, new, rest, weighted), eraser.epsilon_))
+            found.append((assert_bounded(eraser, new, rest, weighted), eraser.distance_bound_))
             if i == case["refine_after"]:
                 new = eraser.refine(*given_of(rest))
-                found.append((assert_bounded(eraser, new, rest, weighted), eraser.epsilon_))
+                found.append((assert_bounded(eraser, new, rest, weighted), eraser.distance_bound_))
     return found
 
 
@@ -208,7 +208,7 @@ def test_epsilon_grows_with_what_is_erased(classes, policy):
     few, many = (Eraser(first, policy=policy).fit(data.x, data.y) for _ in range(2))
     few.erase(data.x[:2], data.y[:2])
     many.erase(data.x[:60], data.y[:60])
-    assert few.epsilon_ < many.epsilon_ < math.inf
+    assert few.distance_bound_ < many.distance_bound_ < math.inf
 
 
 @pytest.mark.parametrize("model", [Ridge(), LinearRegression(), RidgeClassifier()], ids=repr)
@@ -216,7 +216,7 @@ def test_least_squares_is_bounded_by_rounding(model):
     data = refits.classes(k=3)
     eraser = Eraser(fitted(model, data.x, data.y)).fit(data.x, data.y)
     new = eraser.erase(data.x[:9], data.y[:9])
-    assert 0 < eraser.epsilon_ < 1e-10 * np.linalg.norm(parameters(new))
+    assert 0 < eraser.distance_bound_ < 1e-10 * np.linalg.norm(parameters(new))
 
 
 def exact_ridge(x: np.ndarray, y: np.ndarray, alpha: float) -> np.ndarray:
@@ -236,7 +236,7 @@ def test_even_rounding_is_bounded(seed):
     x, y, alpha = rng.normal(size=(100, 2)), rng.normal(size=100) * 100, float(10 ** rng.uniform(0, 5))
     eraser = Eraser(fitted(Ridge(alpha=alpha), x, y)).fit(x, y)
     new = eraser.erase(x[:5], y[:5])
-    assert np.linalg.norm(parameters(new) - exact_ridge(x[5:], y[5:], alpha)) <= eraser.epsilon_
+    assert np.linalg.norm(parameters(new) - exact_ridge(x[5:], y[5:], alpha)) <= eraser.distance_bound_
 
 
 @pytest.mark.parametrize("size", [1e2, 1e4, 1e5, 1e6, 1e7])
@@ -248,7 +248,7 @@ def test_digits_that_an_outlier_took_are_not_claimed(model, size):
     eraser = Eraser(fitted(model, data.x, data.y)).fit(data.x, data.y)
     new = eraser.erase(data.x[7:8], data.y[7:8])
     truth = refits.minimum(new, data.without([7]))
-    assert np.linalg.norm(parameters(new) - truth) <= eraser.epsilon_ + 1e-13 * np.linalg.norm(truth)
+    assert np.linalg.norm(parameters(new) - truth) <= eraser.distance_bound_ + 1e-13 * np.linalg.norm(truth)
 
 
 def test_where_nothing_is_proved_epsilon_is_infinite():
@@ -258,7 +258,7 @@ def test_where_nothing_is_proved_epsilon_is_infinite():
     vanished: Any = Eraser(fitted(tight(), data.x, data.y)).fit(data.x, data.y)
     vanished.erase(data.x[data.y == 2], data.y[data.y == 2])
     for eraser in (svc, vanished):
-        assert math.isinf(eraser.epsilon_)
+        assert math.isinf(eraser.distance_bound_)
         assert eraser.outcome_.verdict == "caution"
 
 

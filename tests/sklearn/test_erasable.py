@@ -65,10 +65,10 @@ def test_it_is_a_logistic_regression_with_an_eraser(settings, classes, weighted)
         new = eraser.erase(*given)
         assert model.erase(*given) is model
         assert refits.same(parameters(model), parameters(new))
-        assert (model.n_erased_, model.epsilon_, model.leverage_) == (
-            eraser.n_erased_, eraser.epsilon_, eraser.leverage_
+        assert (model.n_erased_, model.distance_bound_, model.leverage_) == (
+            eraser.n_erased_, eraser.distance_bound_, eraser.leverage_
         )  # fmt: skip
-        assert model.outcome_.erased == eraser.n_erased_
+        assert model.outcome_.erased + model.outcome_.k == eraser.n_erased_
     np.testing.assert_array_equal(model.predict_proba(data.x), new.predict_proba(data.x))
 
 
@@ -181,7 +181,7 @@ def test_in_the_company_of_others():
     best = search.best_estimator_
     assert best.erase(data.x[GONE], data.y[GONE]).n_erased_ == 3
     several = OneVsRestClassifier(ErasableLogisticRegression()).fit(data.x, refits.classes(k=3).y)
-    assert np.isfinite(Eraser(several).fit(data.x, refits.classes(k=3).y).epsilon_)
+    assert np.isfinite(Eraser(several).fit(data.x, refits.classes(k=3).y).distance_bound_)
 
 
 def test_a_class_vanishes_in_place():

@@ -181,7 +181,7 @@ def test_linear_svc(classes, class_weight, weighted, scaling):
     data = refits.classes(k=classes, n=400)
     first, eraser, new = assert_step(model, data, weighted=weighted)
     assert_near(model, data, first, new, weighted=weighted)
-    assert np.isinf(eraser.epsilon_)
+    assert np.isinf(eraser.distance_bound_)
     assert eraser.outcome_.verdict == "caution"
 
 
@@ -229,7 +229,7 @@ def test_float32_stays_float32_and_its_rounding_is_counted(model):
     assert new.coef_.dtype == first.coef_.dtype
     assert np.asarray(new.intercept_).dtype == np.asarray(first.intercept_).dtype
     rest = narrow.without(GONE)
-    assert np.linalg.norm(parameters(new) - refits.minimum(new, rest)) <= eraser.epsilon_
+    assert np.linalg.norm(parameters(new) - refits.minimum(new, rest)) <= eraser.distance_bound_
     np.testing.assert_allclose(parameters(new), refits.one_step(first, rest), rtol=1e-5)
 
 
@@ -280,7 +280,7 @@ def test_one_versus_rest(inner, classes, names):
         np.testing.assert_allclose(parameters(part), refits.one_step(old, rest), atol=1e-9)
     assert np.array_equal(new.classes_, first.classes_)
     assert new.score(data.x, labels) > 0.5
-    assert eraser.outcome_.n == len(data) - len(GONE)
+    assert (eraser.outcome_.n, eraser.outcome_.k) == (len(data), len(GONE))
 
 
 @pytest.mark.parametrize("kind", [np.asarray, sparse.csr_matrix])

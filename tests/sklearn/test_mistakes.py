@@ -100,7 +100,7 @@ def test_digits_that_outliers_cost_are_in_the_bound_after_they_went():
     model = Ridge(alpha=1e-3)
     eraser = Eraser(fitted(model, x, y)).fit(x, y)
     erased = eraser.erase(x[:5], y[:5])
-    assert np.linalg.norm(parameters(erased) - parameters(fitted(model, x[5:], y[5:]))) <= eraser.epsilon_
+    assert np.linalg.norm(parameters(erased) - parameters(fitted(model, x[5:], y[5:]))) <= eraser.distance_bound_
 
 
 def test_many_samples_without_weight_change_nothing():

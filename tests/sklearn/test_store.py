@@ -68,14 +68,14 @@ def test_it_goes_on_bit_for_bit(tmp_path, model, policy, when):
         eraser.refine(rest.x, rest.y)
     eraser.save(tmp_path / "sums")
     other = Eraser.load(tmp_path / "sums", copy.deepcopy(eraser.estimator_))
-    assert (other.n_erased_, other.epsilon_, other.policy) == (eraser.n_erased_, eraser.epsilon_, policy)
+    assert (other.n_erased_, other.distance_bound_, other.policy) == (eraser.n_erased_, eraser.distance_bound_, policy)
     assert other.leverage_ == eraser.leverage_
     for rows in (np.array([3, 9]), np.arange(20, 60)):
         one, two = (one.erase(rest.x[rows], rest.y[rows]) for one in (eraser, other))
         assert refits.same(parameters(one), parameters(two))
         assert refits.same(one, two)
-        assert (other.n_erased_, other.epsilon_, other.leverage_) == (
-            eraser.n_erased_, eraser.epsilon_, eraser.leverage_
+        assert (other.n_erased_, other.distance_bound_, other.leverage_) == (
+            eraser.n_erased_, eraser.distance_bound_, eraser.leverage_
         )  # fmt: skip
         rest = rest.without(rows)
 
@@ -94,13 +94,13 @@ def test_parts_saved_midway(tmp_path):
     first = fitted(tight(), DATA.x, DATA.y)
     half = Eraser(first).partial_fit(DATA.x[:90], DATA.y[:90])
     half.save(tmp_path / "half")
-    assert np.isinf(half.epsilon_)
+    assert np.isinf(half.distance_bound_)
     other = Eraser.load(tmp_path / "half", first)
     for one in (half, other):
         one.partial_fit(DATA.x[90:], DATA.y[90:])
     one, two = (one.erase(DATA.x[GONE], DATA.y[GONE]) for one in (half, other))
     assert refits.same(one, two)
-    assert half.epsilon_ == other.epsilon_
+    assert half.distance_bound_ == other.distance_bound_
     whole = eraser_of().erase(DATA.x[GONE], DATA.y[GONE])
     assert refits.distance(one, whole) < 1e-12
 

@@ -73,8 +73,8 @@ def test_rebased_it_is_near_and_no_further_from_the_refit(model, classes):
     wanted = fitted(model, rest.x, rest.y)
     once = take(eraser_of(model, data), data, ALL)
     assert refits.distance(rebased.estimator_, wanted) < 1.5 * refits.distance(once, wanted)
-    assert rebased.n_erased_ == rebased.outcome_.erased == len(ALL)
-    assert rebased.outcome_.n == len(rest)
+    assert rebased.n_erased_ == rebased.outcome_.erased + rebased.outcome_.k == len(ALL)
+    assert rebased.outcome_.n - rebased.outcome_.k == len(rest)
 
 
 @pytest.mark.parametrize("policy", ["rebase", "joint"])
@@ -122,18 +122,18 @@ def test_refining_arrives_at_the_refit(model, classes, policy):
     eraser = eraser_of(model, data, policy=policy)
     take(eraser, data, ALL)
     rest = data.without(ALL)
-    before = eraser.epsilon_
+    before = eraser.distance_bound_
     new = eraser.refine(rest.x, rest.y, steps=40)
     truth = refits.minimum(new, rest)
     gap = np.linalg.norm(parameters(new) - truth)
     assert gap < 1e-12 * np.linalg.norm(truth) + 1e-14
-    assert gap <= eraser.epsilon_ < 1e-6 * before
-    assert eraser.outcome_.epsilon == eraser.epsilon_
-    assert (eraser.outcome_.verdict, eraser.outcome_.k, eraser.outcome_.n) == ("ok", len(ALL), len(rest))
+    assert gap <= eraser.distance_bound_ < 1e-6 * before
+    assert eraser.outcome_.distance_bound == eraser.distance_bound_
+    assert (eraser.outcome_.verdict, eraser.outcome_.k, eraser.outcome_.n) == ("ok", len(ALL), len(data))
     assert eraser.n_erased_ == len(ALL)
     once_more = take(eraser, data, [5, 6])
     left = data.without([*ALL, 5, 6])
-    assert np.linalg.norm(parameters(once_more) - refits.minimum(new, left)) <= eraser.epsilon_
+    assert np.linalg.norm(parameters(once_more) - refits.minimum(new, left)) <= eraser.distance_bound_
 
 
 def test_what_is_refined_must_be_what_remains():
@@ -161,7 +161,7 @@ def test_data_in_parts_is_data_at_once(model, weighted):
         parts.partial_fit(part.x, part.y, part.weights if weighted else None)
     assert refits.distance(take(parts, data, ALL, weighted), take(whole, data, ALL, weighted)) < 1e-11
     if not whole.outcome_.exact:
-        assert parts.epsilon_ >= whole.epsilon_ * (1 - 1e-6)
+        assert parts.distance_bound_ >= whole.distance_bound_ * (1 - 1e-6)
 
 
 def test_a_part_after_a_request_is_refused_and_fit_begins_anew():

@@ -226,9 +226,9 @@ def test_what_a_kill_left_can_be_read_on_a_read_only_disk(index, disk):
 
 KILLED = """
 import os, signal, sys
-from ssse.workspace.holding import Hold
+from ssse.workspace.record.transaction import Hold
 from ssse.workspace.api import Workspace
-from tests.killing import erase
+from tests.support.killing import erase
 setattr(Hold, sys.argv[2], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 erase(Workspace(sys.argv[1]))
 """

@@ -30,7 +30,7 @@ FIRST, SECOND = [3, 8, 11], [0, 21]
 class Case:
     """A model, its data, and how it is fitted and erased from."""
 
-    factory: str = "tests.asking:linear"
+    factory: str = "tests.support.asking:linear"
     arguments: dict[str, Any] = field(default_factory=lambda: {"inputs": 4, "outputs": 3})
     loss: Any = "cross_entropy"
     labels: str = "classes"
@@ -66,9 +66,9 @@ CASES = {
     "diagonal": Case(fit={"structure": "diagonal"}),
     "sampled": Case(fit={"structure": "dense", "rows": "sampled", "seed": 4}),
     "empirical-all-rows": Case(fit={"rows": "empirical"}, erase={"leave_out": False}),
-    "head-of-batch-norm": Case("tests.asking:batch_norm", {}, fit={"parameters": "head"}),
-    "named-parameters": Case("tests.asking:batch_norm", {}, fit={"parameters": ["3.weight"]}),
-    "several-inputs": Case("tests.asking:two_inputs", {}),
+    "head-of-batch-norm": Case("tests.support.asking:batch_norm", {}, fit={"parameters": "head"}),
+    "named-parameters": Case("tests.support.asking:batch_norm", {}, fit={"parameters": ["3.weight"]}),
+    "several-inputs": Case("tests.support.asking:two_inputs", {}),
     "own-loss": Case(loss=asking.smoothed, fit={"rows": "empirical", "damping": 0.02}),
     "attributes": Case(loss="binary_cross_entropy", labels="attributes"),
     "regression": Case(arguments={"inputs": 4, "outputs": 2}, loss="mse", labels="numbers"),
@@ -81,7 +81,7 @@ def built(case: Case, home: Path) -> Workspace:
     save_file(case.model().state_dict(), home / "w.safetensors")
     arrays: dict[str, Any] = {key: value.numpy() for key, value in x.items()}
     np.savez(home / "train.npz", **arrays, y=y.numpy())
-    loss = case.loss if isinstance(case.loss, str) else f"tests.asking:{case.loss.__name__}"
+    loss = case.loss if isinstance(case.loss, str) else f"tests.support.asking:{case.loss.__name__}"
     options: dict[str, Any] = {
         "model.factory": case.factory,
         "model.arguments": case.arguments,

@@ -131,16 +131,16 @@ def test_a_skops_model_from_the_first_command_to_the_last(tmp_path):
     assert np.array_equal(found.intercept_, expected.intercept_)
     assert found.classes_.tolist() == ["ant", "bee", "cow"]
     outcome = eraser.outcome_
-    assert f"distance from a refit  at most {outcome.epsilon:.3g}" in text
+    assert f"distance from a refit  at most {outcome.distance_bound:.3g}" in text
     assert f"The erased model: {made.ws}/current/model.skops" in text
     details = call_json("log", made.ws, "--request", "r")["entries"][1]["details"]
     assert (details["k"], details["n"], details["scale"], details["exact"]) == (3, N, 1.0, False)
-    assert details["epsilon"] == outcome.epsilon == tried["details"]["epsilon"]
+    assert details["epsilon"] == outcome.distance_bound == tried["details"]["epsilon"]
     assert details["diagnostics"]["verdict"] == details["verdict"] == outcome.verdict
     assert details["structure"] == "dense"
     refit = logistic().fit(made.x[STAY], made.y[STAY])
     away = np.hypot(np.linalg.norm(refit.coef_ - found.coef_), np.linalg.norm(refit.intercept_ - found.intercept_))
-    assert away <= outcome.epsilon
+    assert away <= outcome.distance_bound
     skops.io.dump(refit, tmp_path / "refit.skops")
     test_x, test_y = data(words=True, seed=5, n=60)
     np.savez(tmp_path / "test.npz", x=test_x, y=test_y)
@@ -154,7 +154,7 @@ def test_a_skops_model_from_the_first_command_to_the_last(tmp_path):
     assert call("verify", made.ws)[0].startswith("All is as it was written: 6 entries")
     assert call("report", made.ws)[0]
     page = (made.ws / "report.html").read_text()
-    assert f"at most {outcome.epsilon:.4g}" in page
+    assert f"at most {outcome.distance_bound:.4g}" in page
     assert "There is no ε to choose" in page
     assert "sum of leverages" not in page
     lines = call("log", made.ws)[0]
@@ -538,7 +538,7 @@ def test_killed_at_every_line_that_finds_the_disk_changed():
 def test_help_and_the_record_import_neither_torch_nor_scikit_learn(fitted):
     for words in (["--help"], ["log", str(fitted.ws)], ["verify", str(fitted.ws)]):
         code = (
-            "import sys; from ssse.cli import app\n"
+            "import sys; from ssse.cli.app import app\n"
             f"try: app({words!r}, prog_name='ssse')\n"
             "except SystemExit: pass\n"
             "sys.exit(any(name in sys.modules for name in ('torch', 'sklearn', 'skops')))"

@@ -22,6 +22,7 @@ from ssse.calibration.criteria import (
 from ssse.calibration.scan import (
     DEFAULT_SCALES,
     Scan,
+    Undecided,
     as_numbers,
     check_scales,
     scan,
@@ -32,7 +33,7 @@ from ssse.curvature.matrix_free import MatrixFree
 from ssse.erasure.diagnostics import LARGE_RESIDUAL, Diagnostics
 from ssse.erasure.erase import erase
 from ssse.erasure.request import matching_problem
-from ssse.errors import InvalidData, InvalidSetting, Undecided
+from ssse.errors import InvalidData, InvalidSetting
 from ssse.evaluation.outputs import Model
 from ssse.problem.batches import check_repeatable, count_samples
 from ssse.problem.losses import LossLike

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssse.calibration.scan import Scan
-from ssse.errors import Undecided
+from ssse.calibration.scan import Scan, Undecided
 
 PLATEAU = 0.01  # γ or δ within this of the best is as good as the best
 FEW = 10  # samples that tell the retrained model from the original: below, δ has few values

@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 from torch import Tensor, nn
 
 from ssse.calibration.step_path import Line
-from ssse.errors import InvalidData, InvalidSetting
+from ssse.errors import InvalidData, InvalidSetting, SSSEError
 from ssse.evaluation.outputs import Model, check_model, logits_of
 from ssse.evaluation.splits import (
     HELD_OUT,
@@ -156,6 +156,18 @@ class Scan:
             at = int(np.nanargmin(self.ratio) if self.ratio_name == "δ" else np.nanargmax(self.ratio))
             parts.append(f"best {self.ratio_name} {self.ratio[at]:.3f} at ε = {self.scales[at]:.3g}")
         return f"Scan({'; '.join(parts)})"
+
+
+class Undecided(SSSEError, ValueError):
+    """The evidence does not decide on a scale ε. Nothing was chosen.
+
+    Attributes:
+        scan: the curve that was looked at; None for the searches along the step, which look at none.
+    """
+
+    def __init__(self, message: str, scan: Scan | None):
+        self.scan = scan
+        super().__init__(message)
 
 
 def scan(

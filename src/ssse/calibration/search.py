@@ -18,10 +18,11 @@ import torch
 from scipy.optimize import brentq
 from torch import nn
 
+from ssse.calibration.scan import Undecided
 from ssse.calibration.step_path import Line
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.retained import count_digests, drop_forgotten
-from ssse.errors import InvalidData, Undecided
+from ssse.errors import InvalidData
 from ssse.problem.batches import (
     Batch,
     check_repeatable,

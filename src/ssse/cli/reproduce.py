@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-import ssse
 from ssse.cli.console import failures_in_one_line, show, table
 from ssse.errors import InvalidSetting
 from ssse.paper.experiments import EXPERIMENTS
 from ssse.paper.reproduce import redraw as draw_again
+from ssse.paper.reproduce import reproduce as run
 
 if TYPE_CHECKING:
     from ssse.paper.result import Result
@@ -58,7 +58,7 @@ def reproduce(
         if redraw:
             result = draw_again(name, output)
         else:
-            result = ssse.reproduce(
+            result = run(
                 name,
                 data=data,
                 output=output,

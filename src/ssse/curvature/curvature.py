@@ -30,6 +30,7 @@ from ssse.problem.losses import LossLike
 from ssse.problem.parameters import BlockSpec, Layout, LinearShape
 from ssse.problem.problem import ParameterChoice, Problem
 from ssse.rows.kinds import RowKind
+from ssse.system.digests import digest_tensors
 from ssse.system.environment import now
 from ssse.system.store import read_folder, write_folder
 from ssse.system.version import __version__
@@ -83,6 +84,7 @@ class Curvature:
     notes: tuple[str, ...] = ()
     joint: JointState | None = None
     calibrated: Calibrated | None = None
+    partial: bool = False  # whether trained parameters lie outside θ, and stay as they are
     doubted: bool = False  # whether a step since the fit was not vouched for
     group: int = 1024
     created: str = field(default_factory=now)
@@ -146,8 +148,7 @@ class Curvature:
     def _from_fit(cls, problem: Problem, fitted: Fitted, weight_decay: float) -> Curvature:
         gradient = fitted.gradient / fitted.count + weight_decay * problem.theta()
         notes = [f"Chosen: {fitted.plan}.", f"Why: {fitted.plan.reason}."]
-        if set(problem.layout.names) != {n for n, p in problem.model.named_parameters() if p.requires_grad}:
-            notes.append(f"Only {', '.join(problem.layout.names)} can change; the rest of the model stays as it is.")
+        partial = set(problem.layout.names) != {n for n, p in problem.model.named_parameters() if p.requires_grad}
         return cls(
             structure=fitted.structure,
             kind=fitted.plan.kind,
@@ -161,6 +162,7 @@ class Curvature:
             mean_loss=fitted.loss / fitted.count,
             gradient=gradient,
             notes=tuple(notes),
+            partial=partial,
             group=fitted.plan.group,
         )
 
@@ -243,6 +245,7 @@ class Curvature:
             "gradient_norm": None if self.gradient is None else float(self.gradient.norm()),
             "joint": None if self.joint is None else {"leave_out": self.joint.leave_out, "n": self.joint.n},
             "calibrated": None if self.calibrated is None else asdict(self.calibrated),
+            "partial": self.partial,
             "doubted": self.doubted,
             "group": self.group,
             "notes": list(self.notes),
@@ -273,6 +276,7 @@ class Curvature:
             notes=tuple(manifest["notes"]),
             joint=joint,
             calibrated=Calibrated(**manifest["calibrated"]) if manifest.get("calibrated") else None,
+            partial=manifest.get("partial", model["rest"] != digest_tensors({})),  # before 0.2 it was not written down
             doubted=manifest.get("doubted", False),
             group=manifest["group"],
             created=manifest["created"],

@@ -57,7 +57,7 @@ class MatrixFree(Structure):
         if not solved.converged:
             note += f", not below the tolerance {self._tolerance(v):.0e}"
         leverages = torch.tensor([solved.leverage], dtype=torch.float64)
-        return LeftOut(solved.x, leverages, torch.nan, "all", solved.indefinite, note=note)
+        return LeftOut(solved.x, leverages, torch.nan, "all", solved.indefinite, converged=solved.converged, note=note)
 
     def remove(self, rows: Iterable[HeldRows]) -> MatrixFree:
         """Without a source: the next request must bring the training data that remains."""

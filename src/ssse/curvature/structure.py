@@ -24,6 +24,7 @@ class LeftOut:
         where: the name of that block.
         indefinite: M₋S has a direction without curvature; the solution is then not one.
         missing: rows of S that a structure which still knows its rows did not find among them.
+        converged: False where an iterative solver stopped short of its tolerance.
         note: what the solver has to say about its own accuracy.
     """
 
@@ -33,6 +34,7 @@ class LeftOut:
     where: str
     indefinite: bool = False
     missing: int = 0
+    converged: bool = True
     note: str = ""
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -16,10 +15,8 @@ from ssse.curvature.matrix_free import MatrixFree
 from ssse.curvature.structure import LeftOut
 from ssse.curvature.truncated import Truncated
 from ssse.problem.problem import Problem
+from ssse.verdict import Assessment, number
 
-Verdict = Literal["ok", "caution", "refused"]
-
-PART_ONLY = "Only "  # how the curvature's note begins where θ is a part of the trained parameters
 UNCOUPLED = ("binary_cross_entropy", "mse")  # losses whose outputs do not interact
 
 # Past these, one step is still taken but no longer vouched for.
@@ -30,64 +27,40 @@ LARGE_RESIDUAL = 0.50
 LINEARISATION_FACTOR = 3.0
 
 
-@dataclass(frozen=True)
-class Diagnostics:
+@dataclass(frozen=True, kw_only=True)
+class Diagnostics(Assessment):
     """Measured while erasing.
 
     Attributes:
-        k, n, erased: samples forgotten now, samples the curvature stood for, samples erased from it before.
-        step_norm, relative_step: ‖θ̂−θ‖, and over ‖θ‖.
         gradient_norm: ‖∇L(θ*)‖ of the training objective; None where it is no longer known.
         forget_gradient_norm: ‖g_S‖.
-        leverage_max, leverage_sum: the largest leverage of S, below 1 for samples of the training data, and
-            their sum, the number of parameters that S pays for.
-        loss_before, loss_after: mean data loss on S under the old and the new model.
-        predicted_change: of that mean loss, to first order.
+        leverage_sum: of all leverages of S, the number of parameters that S pays for. leverages: the largest first.
+        predicted_change: of the mean loss on S, to first order.
         verdict: "ok" means that the step is Newton's for a model linear in θ, and that its measures agree.
-        reasons: why the verdict is not "ok". notes: what else one should know.
+
+    The others are as of `Assessment`.
     """
 
-    verdict: Verdict
-    reasons: tuple[str, ...]
-    notes: tuple[str, ...]
-    k: int
-    n: int
-    erased: int
     scale: float
     damping: float
     leave_out: bool
     residual: bool
-    policy: str
     gradient_norm: float | None
     forget_gradient_norm: float
-    step_norm: float | None = None
-    relative_step: float | None = None
-    leverage_max: float | None = None
     leverage_sum: float | None = None
     leverages: tuple[float, ...] = field(default=(), repr=False)
-    loss_before: float | None = None
-    loss_after: float | None = None
     predicted_change: float | None = None
-    seconds: float | None = None
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), ensure_ascii=False)
-
-    def __str__(self) -> str:
-        lines = [f"verdict: {self.verdict}"]
-        lines += [f"  because {reason}" for reason in self.reasons]
-        known = {
-            "forgotten": f"{self.k} of {self.n}",
-            "ε, λ": f"{_number(self.scale)}, {_number(self.damping)}",
-            "step norm": _number(self.step_norm),
-            "relative to θ": _number(self.relative_step),
-            "largest leverage": _number(self.leverage_max),
-            "‖∇L(θ*)‖": _number(self.gradient_norm),
-            "loss on S": f"{_number(self.loss_before)} → {_number(self.loss_after)}",
+    def shown(self) -> Mapping[str, str]:
+        known = dict(super().shown())
+        loss = known.pop("loss on S")
+        return {
+            "forgotten": known.pop("forgotten"),
+            "ε, λ": f"{number(self.scale)}, {number(self.damping)}",
+            **known,
+            "‖∇L(θ*)‖": number(self.gradient_norm),
+            "loss on S": loss,
         }
-        lines += [f"{name}: {value}" for name, value in known.items()]
-        lines += [f"note: {note}" for note in self.notes]
-        return "\n".join(lines)
 
 
 def judge(found: Diagnostics) -> list[str]:
@@ -127,7 +100,7 @@ def doubts(found: Diagnostics, curvature: Curvature) -> list[str]:
     reasons = []
     if curvature.linear is None:
         reasons.append("The model is not linear in θ: the step is an approximation without a guarantee.")
-    if any(note.startswith(PART_ONLY) for note in curvature.notes):
+    if curvature.partial:
         reasons.append(
             "Only a part of the trained parameters can change; the rest were trained with the forgotten samples too."
         )
@@ -167,7 +140,9 @@ def _source(curvature: Curvature) -> str:
 
 
 def notes_on(curvature: Curvature, problem: Problem, left: LeftOut) -> tuple[str, ...]:
-    notes = [note for note in curvature.notes if note.startswith(PART_ONLY)]
+    notes = []
+    if curvature.partial:
+        notes.append(f"Only {', '.join(curvature.layout.names)} can change; the rest of the model stays as it is.")
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in problem.model.modules()):
         notes.append("BatchNorm's running statistics still contain the forgotten samples.")
     if isinstance(curvature.structure, MatrixFree):
@@ -177,7 +152,3 @@ def notes_on(curvature: Curvature, problem: Problem, left: LeftOut) -> tuple[str
     if curvature.gradient is None:
         notes.append("‖∇L(θ*)‖ is not known after a rebase.")
     return tuple(notes)
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3g}"

@@ -199,8 +199,6 @@ def erase(
     left = _solve(curvature, right, rows, request.count, 0 if leave_out else request.missing())
 
     found = Diagnostics(
-        verdict="ok",
-        reasons=(),
         notes=notes_on(curvature, problem, left),
         k=request.count,
         n=curvature.n,
@@ -222,11 +220,11 @@ def erase(
     theta = origin + scale * left.solution
     step = theta - problem.theta()
     if not bool(torch.isfinite(theta).all()):
-        raise Refused(_refused(found, "The step is NaN or infinite."))
+        raise Refused(found.refused("The step is NaN or infinite."))
     erased = problem.with_theta(theta)
     loss_after = _mean_loss(Problem(erased, problem.loss, problem.layout.names), request.batches)
     if not math.isfinite(loss_after):
-        raise Refused(_refused(found, "The erased model's loss on the forgotten samples is NaN or infinite."))
+        raise Refused(found.refused("The erased model's loss on the forgotten samples is NaN or infinite."))
     data_gradient = gradient - request.count * curvature.weight_decay * origin
     found = replace(
         found,
@@ -236,8 +234,8 @@ def erase(
         predicted_change=float(data_gradient.double() @ (theta - origin).double()) / request.count,
         seconds=time.perf_counter() - started,
     )
-    reasons = judge(found) + doubts(found, curvature) + ([f"{left.note}."] if "not below" in left.note else [])
-    found = replace(found, verdict="caution" if reasons else "ok", reasons=tuple(reasons))
+    reasons = judge(found) + doubts(found, curvature) + ([] if left.converged else [f"{left.note}."])
+    found = found.judged(reasons)
     after = _curvature_after(curvature, problem, erased, request.count, removed, origin, leave_out, policy)
     after = replace(after, doubted=curvature.doubted or bool(reasons))
     request = replace(request, curvature=curvature)
@@ -296,8 +294,7 @@ def _samples_at_origin(curvature: Curvature) -> int:
 def _refuse_impossible(found: Diagnostics, left: LeftOut, curvature: Curvature) -> None:
     if left.missing:
         raise Refused(
-            _refused(
-                found,
+            found.refused(
                 f"{left.missing} of the rows to forget are not among the curvature's rows: those samples were not in "
                 "the training data, not bit for bit in this form (other preprocessing, other labels), or are erased "
                 "already.",
@@ -309,16 +306,11 @@ def _refuse_impossible(found: Diagnostics, left: LeftOut, curvature: Curvature) 
         drifted = curvature.erased > 0 and curvature.joint is None
         stream = " Since this model was rebased, its rows have moved from those stored: fit a new curvature." * drifted
         raise Refused(
-            _refused(
-                found,
+            found.refused(
                 f"The samples carry more curvature in '{left.where}' than the training data as a whole{leverage}. They "
                 f"were not in the training data, not in this form, or the curvature belongs to another θ.{stream}",
             )
         )
-
-
-def _refused(found: Diagnostics, reason: str) -> Diagnostics:
-    return replace(found, verdict="refused", reasons=(reason,))
 
 
 def _curvature_after(

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ssse import baselines
+from ssse.calibration.scan import Undecided
 from ssse.calibration.search import descent
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.erase import erase
-from ssse.errors import Undecided
 from ssse.metrics.gaps import mean_gap
 from ssse.paper import resnet, study, training
 from ssse.paper.cache import engine, key_of

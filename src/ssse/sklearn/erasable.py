@@ -24,13 +24,13 @@ class ErasableLogisticRegression(LogisticRegression):
     "rebase").
 
     Attributes:
-        n_erased_, epsilon_, leverage_, outcome_: as of `Eraser`.
+        n_erased_, distance_bound_, leverage_, outcome_: as of `Eraser`.
     """
 
     _erasable = True  # its objective is LogisticRegression's own
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> ErasableLogisticRegression:
-        for name in ("_eraser", "n_erased_", "epsilon_", "leverage_", "outcome_"):
+        for name in ("_eraser", "n_erased_", "distance_bound_", "leverage_", "outcome_"):
             self.__dict__.pop(name, None)
         self._check_memory(X, y)
         super().fit(X, y, sample_weight)
@@ -73,7 +73,11 @@ class ErasableLogisticRegression(LogisticRegression):
 
     def _take_over(self, eraser: Eraser) -> None:
         """The eraser's account, without the eraser's own copy of the model."""
-        self.n_erased_, self.epsilon_, self.leverage_ = eraser.n_erased_, eraser.epsilon_, eraser.leverage_
+        self.n_erased_, self.distance_bound_, self.leverage_ = (
+            eraser.n_erased_,
+            eraser.distance_bound_,
+            eraser.leverage_,
+        )
         if hasattr(eraser, "outcome_"):
             self.outcome_ = eraser.outcome_
         eraser.estimator = eraser.estimator_ = None  # the model itself

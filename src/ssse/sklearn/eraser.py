@@ -53,7 +53,17 @@ if TYPE_CHECKING:
     import os
 
 POLICIES = ("rebase", "joint")
-SAME_AFTER_REFINING = ("k", "step_norm", "relative_step", "due", "leverage_max", "loss_before", "correction")
+SAME_AFTER_REFINING = (
+    "k",
+    "n",
+    "erased",
+    "step_norm",
+    "relative_step",
+    "due",
+    "leverage_max",
+    "loss_before",
+    "correction",
+)
 TOO_LONG = (
     "The step would be {:.3g} times as long as the coefficients, too far for one step. These samples were not in the "
     "training data in this form (other preprocessing, other labels?), or they are too many: erase fewer at a time."
@@ -81,7 +91,7 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
 
     Attributes:
         estimator_: the current estimator. n_erased_: samples erased so far.
-        epsilon_: its coefficients are no further than this from those at the minimum over the remaining samples;
+        distance_bound_: its coefficients are no further than this from those at the minimum over the remaining samples;
             infinite where nothing is proved. leverage_: the largest leverage of the last request.
         outcome_: the last request's `Outcome`; there is none before the first.
     """
@@ -115,7 +125,7 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Eraser:
         """Learn from one part of the data after another; for data that does not fit into memory.
 
-        What is found is as after `fit`, but for a wider `epsilon_`: its constants need a second look at the samples.
+        As after `fit`, but for a wider `distance_bound_`: its constants need a second look at the samples.
         """
         self._check_policy()
         if hasattr(self, "state_") and self.state_.erased:
@@ -169,12 +179,14 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
             and moved > TOO_FAR * (size := float(np.linalg.norm(state.parameters())))
         ):
             raise Refused(self._outcome_refused(state, len(weights), TOO_LONG.format(moved / max(size, 1e-300))))
-        (due, before), epsilon = self._due(state, new, moved), new.distance + lost
-        outcome = self._outcome(state, new, moved, epsilon, max(epsilon - before, 0.0), due, transformers is not None)
+        (due, before), distance_bound = self._due(state, new, moved), new.distance + lost
+        outcome = self._outcome(
+            state, new, moved, distance_bound, max(distance_bound - before, 0.0), due, transformers is not None
+        )
         if moved is not None:
             losses = mean_losses(state, new, tree, design, columns, weights)
             outcome = replace(outcome, loss_before=losses[0], loss_after=losses[1])
-        outcome = replace(outcome, k=len(weights), leverage_max=leverage, seconds=time.perf_counter() - started)
+        outcome = replace(outcome, leverage_max=leverage, seconds=time.perf_counter() - started)
         self._set(whole, new, outcome)
         return copy.deepcopy(whole)  # what its owner does to it must not change what the next request starts from
 
@@ -188,7 +200,7 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         Args:
             steps: at most so many.
             curvature: also take the curvature anew, when steps become slow and at the end. Each time costs as much as
-                `fit`; it makes `epsilon_` far smaller, and the requests to come start as from a fresh fit.
+                `fit`; it makes `distance_bound_` far smaller, and the requests to come start as from a fresh fit.
         Raises:
             InvalidData: this is not what remains, by the number of samples of each class.
         """
@@ -218,16 +230,22 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """The sums, the curvature and the policy as a folder of safetensors; no pickle. The model is not in it."""
-        from ssse.sklearn.store import save
+        from ssse.sklearn.store import Stored, save
 
-        save(self, folder)
+        stored = Stored(self._fitted(), self.policy, self.in_parts_, self.distance_bound_, self.leverage_)
+        save(folder, self.estimator_, stored)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], estimator: Any, *, verify: bool = True) -> Eraser:
         """As it was saved, for the estimator as it was then (`estimator_`)."""
         from ssse.sklearn.store import load
 
-        return load(cls, folder, estimator, verify)
+        stored = load(folder, estimator, verify)
+        eraser = cls(estimator, policy=stored.policy)
+        eraser._set(estimator, stored.state)
+        eraser.in_parts_ = stored.in_parts
+        eraser.distance_bound_, eraser.leverage_ = stored.distance_bound, stored.leverage
+        return eraser
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "state_")
@@ -259,7 +277,14 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         return new, tree.write(estimators, after), leverage, lost
 
     def _outcome(
-        self, old: State, new: State, moved: float | None, epsilon: float, unproved: float, due: float, pipeline: bool
+        self,
+        old: State,
+        new: State,
+        moved: float | None,
+        distance_bound: float,
+        unproved: float,
+        due: float,
+        pipeline: bool,
     ) -> Outcome:
         """`due`: by how much the samples had to move the model; `unproved`: how much of that is not proved."""
         size = float(np.linalg.norm(old.parameters()))
@@ -267,21 +292,19 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
             bounded=new.bounded, unproved=unproved, due=due, size=size, correction=new.correction, dropped=new.dropped
         )
         return Outcome(
-            verdict="caution" if reasons else "ok",
-            reasons=tuple(reasons),
             notes=notes_on(self.policy, exact=new.exact, pipeline=pipeline),
-            k=0,
-            n=new.samples,
-            erased=new.erased,
+            k=old.samples - new.samples,
+            n=old.samples,
+            erased=old.erased,
             policy=self.policy,
             exact=new.exact,
-            epsilon=epsilon,
-            gradient=new.gradient,
+            distance_bound=distance_bound,
+            gradient_bound=new.gradient,
             due=due,
             step_norm=moved,
             relative_step=None if moved is None else moved / max(size, 1e-300),
             correction=new.correction,
-        )
+        ).judged(reasons)
 
     def _due(self, old: State, new: State, moved: float | None) -> tuple[float, float]:
         """By how much the samples had to move the model, at least, and what was unproved of it before.
@@ -300,8 +323,8 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         """The last request's, as it stands now."""
         moved, known = _distance(old, new), getattr(self, "outcome_", None)
         due = (moved or 0.0) if known is None else known.due or 0.0
-        epsilon = new.distance + lost
-        now = self._outcome(old, new, moved, epsilon, epsilon, due, pipeline)
+        distance_bound = new.distance + lost
+        now = self._outcome(old, new, moved, distance_bound, distance_bound, due, pipeline)
         now = replace(now, notes=(*now.notes, f"Refined with the {new.samples} samples that remain."))
         if known is None:
             return now
@@ -323,7 +346,7 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         return self._outcome_refused(state, k, reason)
 
     def _outcome_refused(self, state: State, k: int, reason: str) -> Outcome:
-        return Outcome("refused", (reason,), (), k, state.samples, state.erased, self.policy)
+        return Outcome(k=k, n=state.samples, erased=state.erased, policy=self.policy).refused(reason)
 
     def _current_tree(self) -> tuple[Pipeline | None, Tree]:
         """Of `estimator_`, which must be as the last request left it: its sums are of that."""
@@ -382,7 +405,7 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         else:
             self.__dict__.pop("outcome_", None)
         self.n_erased_ = state.erased
-        self.epsilon_ = state.distance if outcome is None else outcome.epsilon
+        self.distance_bound_ = state.distance if outcome is None else outcome.distance_bound
         self.leverage_ = 0.0 if outcome is None else outcome.leverage_max
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ssse.verdict import Assessment
 
 LARGE_CORRECTION = 0.05  # of ‖θ‖, from which on the estimator was not at the minimum
 TOO_FAR = 1.0  # of ‖θ‖, from which on one step may go anywhere
@@ -12,58 +14,33 @@ NEGLIGIBLE = 1e-9  # of ‖θ‖: a distance that nobody asks about
 LARGE_BOUND = 0.5  # of what is due: up to there half of what had to change is proved to have changed
 
 
-@dataclass(frozen=True)
-class Outcome:
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Assessment):
     """Measured while erasing.
 
     Attributes:
-        verdict: "ok", "caution", or "refused". reasons: why it is not "ok". notes: what else one should know.
-        k, n, erased: samples forgotten now, that stay, and forgotten so far.
-        epsilon: ‖θ̂ − θ₋S‖, the distance of coefficients and intercepts from those of a refit to its minimum, is not
-            above it; infinite where nothing is proved. gradient: ‖∇L₋S(θ̂)‖ is not above it.
+        distance_bound: ‖θ̂ − θ₋S‖, the distance of coefficients and intercepts from those of a refit to its minimum, is
+            not above it; infinite where nothing is proved. gradient_bound: ‖∇L₋S(θ̂)‖ is not above it.
         exact: least squares, where nothing but rounding is left.
         due: by how much the samples had to move the model, at least; the step less the correction.
-        leverage_max: of the samples, below 1. step_norm, relative_step: ‖θ̂ − θ‖, and over ‖θ‖.
         correction: how far, by one Newton step, the estimator was from the minimum when it was fitted, over ‖θ‖.
-        loss_before, loss_after: mean loss on the samples.
+
+    The others are as of `ssse.verdict.Assessment`.
     """
 
-    verdict: str
-    reasons: tuple[str, ...]
-    notes: tuple[str, ...]
-    k: int
-    n: int
-    erased: int
-    policy: str
     exact: bool = False
-    epsilon: float = math.inf
-    gradient: float = math.inf
+    distance_bound: float = math.inf
+    gradient_bound: float = math.inf
     due: float | None = None
-    leverage_max: float | None = None
-    step_norm: float | None = None
-    relative_step: float | None = None
     correction: float | None = None
-    loss_before: float | None = None
-    loss_after: float | None = None
-    seconds: float | None = None
 
-    def to_json(self) -> str:
-        """Infinity, which JSON does not know, as null."""
-        plain = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in asdict(self).items()}
-        return json.dumps(plain, ensure_ascii=False)
-
-    def __str__(self) -> str:
-        lines = [f"verdict: {self.verdict}", *(f"  because {reason}" for reason in self.reasons)]
-        known = {
-            "forgotten": f"{self.k} now, {self.erased} in all; {self.n} stay",
-            "step": f"{_number(self.step_norm)} ({_number(self.relative_step)} of ‖θ‖)",
-            "distance from a refit": "rounding" if self.exact else _at_most(self.epsilon),
-            "gradient left": _at_most(self.gradient if math.isfinite(self.epsilon) else math.inf),
-            "largest leverage": f"{_number(self.leverage_max)} (below 1)",
-            "mean loss on them": f"{_number(self.loss_before)} → {_number(self.loss_after)}",
+    def shown(self) -> Mapping[str, str]:
+        bounded = math.isfinite(self.distance_bound)
+        return {
+            **super().shown(),
+            "distance from a refit": "rounding" if self.exact else _at_most(self.distance_bound),
+            "gradient left": _at_most(self.gradient_bound if bounded else math.inf),
         }
-        lines += [f"{name + ':':<23}{value}" for name, value in known.items()]
-        return "\n".join(lines + [f"note: {note}" for note in self.notes])
 
 
 def reasons_for_caution(
@@ -109,7 +86,3 @@ def notes_on(policy: str, *, exact: bool, pipeline: bool) -> tuple[str, ...]:
 
 def _at_most(bound: float) -> str:
     return f"at most {bound:.3g}" if math.isfinite(bound) else "not proved"
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3g}"

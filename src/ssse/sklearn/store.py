@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,18 +19,26 @@ from ssse.sklearn.quadratic import Head, Sums
 from ssse.sklearn.sums import State
 from ssse.system.environment import now
 
-if TYPE_CHECKING:
-    from ssse.sklearn.eraser import Eraser
-
 KIND = "scikit-learn"  # what tells such a folder from a curvature of a PyTorch model
 
 
-def save(eraser: Eraser, folder: str | os.PathLike[str]) -> None:
+@dataclass(frozen=True)
+class Stored:
+    """What an eraser keeps besides its estimator."""
+
+    state: State
+    policy: str
+    in_parts: bool
+    distance_bound: float
+    leverage: float | None
+
+
+def save(folder: str | os.PathLike[str], estimator: Any, stored: Stored) -> None:
     import torch
 
     from ssse.system.store import write_folder
 
-    state: State = eraser._fitted()
+    state = stored.state
     arrays: dict[str, np.ndarray] = {"center": state.frame.center, "scale": state.frame.scale}
     leaves = []
     for i, (tally, heads) in enumerate(zip(state.tallies, state.heads, strict=True)):
@@ -39,22 +47,22 @@ def save(eraser: Eraser, folder: str | os.PathLike[str]) -> None:
     manifest = {
         "kind": KIND,
         "written": now(),
-        "estimator": fingerprint(eraser.estimator_),
-        "policy": eraser.policy,
-        "in_parts": eraser.in_parts_,
+        "estimator": fingerprint(estimator),
+        "policy": stored.policy,
+        "in_parts": stored.in_parts,
         "intercept": state.frame.intercept,
         "erased": state.erased,
         "shift": state.shift,
         "weighted": state.weighted,
         "dropped": state.dropped,
-        "epsilon": _finite(eraser.epsilon_),
-        "leverage": eraser.leverage_,
+        "epsilon": _finite(stored.distance_bound),
+        "leverage": stored.leverage,
         "leaves": leaves,
     }
     write_folder(folder, {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}, manifest)
 
 
-def load(kind: type[Eraser], folder: str | os.PathLike[str], estimator: Any, verify: bool) -> Eraser:
+def load(folder: str | os.PathLike[str], estimator: Any, verify: bool) -> Stored:
     from ssse.system.store import read_folder
 
     tensors, manifest = read_folder(folder, verify)
@@ -64,7 +72,7 @@ def load(kind: type[Eraser], folder: str | os.PathLike[str], estimator: Any, ver
         )
     try:
         arrays = {name: value.numpy() for name, value in tensors.items()}
-        found = _restore(kind, estimator, arrays, manifest)
+        found = _restore(arrays, manifest)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise BrokenArtefact(f"The manifest of '{os.fspath(folder)}' lacks {error}.") from error
     if fingerprint(estimator) != manifest["estimator"]:
@@ -98,7 +106,7 @@ def _describe(head: Head, name: str, arrays: dict[str, np.ndarray]) -> dict[str,
     }
 
 
-def _restore(kind: type[Eraser], estimator: Any, arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> Eraser:
+def _restore(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> Stored:
     leaves = manifest["leaves"]
     state = State(
         Frame(arrays["center"], arrays["scale"], manifest["intercept"]),
@@ -109,12 +117,8 @@ def _restore(kind: type[Eraser], estimator: Any, arrays: dict[str, np.ndarray], 
         weighted=manifest["weighted"],
         dropped=manifest["dropped"],
     )
-    eraser = kind(estimator, policy=manifest["policy"])
-    eraser._set(estimator, state)
-    eraser.in_parts_ = manifest["in_parts"]
-    eraser.epsilon_ = math.inf if manifest["epsilon"] is None else manifest["epsilon"]
-    eraser.leverage_ = manifest["leverage"]
-    return eraser
+    bound = math.inf if manifest["epsilon"] is None else manifest["epsilon"]
+    return Stored(state, manifest["policy"], manifest["in_parts"], bound, manifest["leverage"])
 
 
 def _head(one: dict[str, Any], name: str, arrays: dict[str, np.ndarray]) -> Head:

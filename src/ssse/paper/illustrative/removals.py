@@ -12,8 +12,9 @@ from scipy.optimize import minimize
 from scipy.special import expit
 from torch import Tensor, nn
 
-import ssse
 from ssse.baselines import influence
+from ssse.curvature.curvature import Curvature
+from ssse.erasure.erase import erase
 from ssse.metrics.distance import remaining_distance
 from ssse.metrics.gaps import divergences
 
@@ -97,7 +98,7 @@ def measure_draw(plane: Plane, removals: Mapping[str, np.ndarray], seed: int, in
     model = train(plane.x, plane.y)
     everything = [(plane.x, plane.y)]
     curvatures = {
-        rows: ssse.Curvature.fit(
+        rows: Curvature.fit(
             model, LOSS, everything, weight_decay=DECAY, rows=rows, structure="dense", blocks="one", progress=False
         )
         for rows in ("empirical", "expected")
@@ -113,7 +114,7 @@ def measure_draw(plane: Plane, removals: Mapping[str, np.ndarray], seed: int, in
 def _remove(
     plane: Plane,
     model: nn.Linear,
-    curvatures: Mapping[str, ssse.Curvature],
+    curvatures: Mapping[str, Curvature],
     chosen: np.ndarray,
     fixed: Mapping[str, float],
 ) -> Removal:
@@ -126,17 +127,17 @@ def _remove(
     for place, u in _paper_directions(plane, model, curvatures["empirical"], chosen).items():
         for name, scale in ((f"ssse_{place}", best_scale(u, goal - start)), (f"ssse_{place}_fixed", fixed[place])):
             updates[name] = (scale, start + scale * u)
-    updates["default"] = (1.0, theta_of(ssse.erase(model, curvatures["expected"], LOSS, forget).model))
+    updates["default"] = (1.0, theta_of(erase(model, curvatures["expected"], LOSS, forget).model))
     return Removal(chosen, start, goal, updates)
 
 
 def _paper_directions(
-    plane: Plane, model: nn.Linear, empirical: ssse.Curvature, chosen: np.ndarray
+    plane: Plane, model: nn.Linear, empirical: Curvature, chosen: np.ndarray
 ) -> dict[str, np.ndarray]:
     """SSSE's step at ε = 1, with the empirical FIM over D and over D∖S."""
     forget = [plane.batch(chosen)]
     return {
-        place: ssse.erase(model, empirical, LOSS, forget, scale=1.0, leave_out=leave_out).direction.numpy()
+        place: erase(model, empirical, LOSS, forget, scale=1.0, leave_out=leave_out).direction.numpy()
         for place, leave_out in PLACES.items()
     }
 

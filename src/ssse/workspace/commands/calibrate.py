@@ -19,8 +19,8 @@ from ssse.system.environment import versions
 from ssse.workspace import settings as toml
 from ssse.workspace.commands.checks import check_same_model, check_trained
 from ssse.workspace.commands.fit import places_that_stay, salt_of, write_same_weights
+from ssse.workspace.engines.choice import engine_for
 from ssse.workspace.engines.data import Bench
-from ssse.workspace.engines.engine import engine_for
 from ssse.workspace.engines.torch import OfModules, about
 from ssse.workspace.record.ledger import Entry
 from ssse.workspace.record.transaction import Hold

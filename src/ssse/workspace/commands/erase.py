@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,20 +19,18 @@ from ssse.errors import (
 from ssse.intake.sources import Source
 from ssse.system import files
 from ssse.system.environment import versions
+from ssse.verdict import Assessment
 from ssse.workspace import settings as toml
 from ssse.workspace.commands.checks import check_places, check_same_model
 from ssse.workspace.commands.fit import places_that_stay, salt_of
+from ssse.workspace.engines.choice import engine_for
 from ssse.workspace.engines.data import Bench
-from ssse.workspace.engines.engine import Engine, Erased, engine_for
+from ssse.workspace.engines.engine import Engine, Erased
 from ssse.workspace.record.folder import SAMPLES
 from ssse.workspace.record.ledger import Entry, digest_of_samples
 from ssse.workspace.record.membership import Membership, Standing, shown
 from ssse.workspace.record.transaction import Hold
 from ssse.workspace.settings import Settings
-
-if TYPE_CHECKING:
-    from ssse.erasure.diagnostics import Diagnostics
-    from ssse.sklearn.outcome import Outcome
 
 LONGEST_ID = 200
 LEVERAGES = 200  # of one request, in the ledger
@@ -237,13 +234,10 @@ def _places_that_stay(hold: Hold, bench: Bench) -> np.ndarray:
     return places_that_stay(hold, bench.digests(bench.train, salt_of(hold.ledger), text="digests"))
 
 
-def plain(found: Diagnostics | Outcome) -> dict[str, Any]:
-    """As JSON can hold it, with the largest leverages only: a request of thousands has as many."""
-    body = asdict(found)
-    body["leverages"] = list(body.get("leverages", ())[:LEVERAGES])
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in body.items()
-    }
+def plain(found: Assessment) -> dict[str, Any]:
+    """With the largest leverages only: a request of thousands has as many."""
+    body = found.to_dict()
+    return {**body, "leverages": body.get("leverages", [])[:LEVERAGES]}
 
 
 FAULTS = (InvalidData, PrecisionLost, NotPositiveDefinite)  # of the samples; other errors are of settings and machines

@@ -18,8 +18,9 @@ from ssse.evaluation.table import Evaluation
 from ssse.intake.importing import is_spec
 from ssse.intake.sources import Source
 from ssse.workspace.commands.fit import salt_of
+from ssse.workspace.engines.choice import engine_for
 from ssse.workspace.engines.data import Bench
-from ssse.workspace.engines.engine import Engine, engine_for
+from ssse.workspace.engines.engine import Engine
 from ssse.workspace.record.folder import MAKERS, SAMPLES, model_file
 from ssse.workspace.record.ledger import Entry
 from ssse.workspace.record.membership import Membership, places_among

@@ -14,8 +14,9 @@ from ssse.errors import InvalidSetting
 from ssse.system import files
 from ssse.system.environment import versions
 from ssse.workspace import settings as toml
+from ssse.workspace.engines.choice import engine_for
 from ssse.workspace.engines.data import Bench
-from ssse.workspace.engines.engine import Say, engine_for
+from ssse.workspace.engines.engine import Say
 from ssse.workspace.record import ledger as ledgers
 from ssse.workspace.record.folder import (
     CURVATURE,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssse.errors import InvalidSetting
+from ssse.verdict import Assessment
 from ssse.workspace.engines.data import Bench, check_files
 from ssse.workspace.record.folder import CURVATURE
 
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from ssse.erasure.diagnostics import Diagnostics
     from ssse.intake.sources import Batches, Source
-    from ssse.sklearn.outcome import Outcome
 
 Say = Callable[[str], None]
 
@@ -32,7 +31,7 @@ class Erased:
 
     model: Any
     curvature: Any
-    found: Diagnostics | Outcome
+    found: Assessment
     details: dict[str, Any]
 
 
@@ -137,14 +136,3 @@ class Engine(ABC):
         self.write(folder, model)
         if curvature is not None:
             curvature.save(folder / CURVATURE)
-
-
-def engine_for(bench: Bench) -> Engine:
-    """By the settings; what they say that means nothing for this kind is refused."""
-    if bench.settings.model.is_estimator:
-        from ssse.workspace.engines.sklearn import OfEstimators
-
-        return OfEstimators(bench)
-    from ssse.workspace.engines.torch import OfModules
-
-    return OfModules(bench)

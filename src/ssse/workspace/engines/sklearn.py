@@ -151,7 +151,7 @@ class OfEstimators(Engine):
             "mean_loss": None,
             "gradient_norm": None,
             "correction": _finite(state.correction),
-            "epsilon": _finite(eraser.epsilon_),
+            "epsilon": _finite(eraser.distance_bound_),
             "notes": [],
             "seconds": time.perf_counter() - started,
         }
@@ -174,10 +174,10 @@ class OfEstimators(Engine):
         details = {
             **_about(curvature),
             "k": found.k,
-            "n": found.n + found.k,
+            "n": found.n,
             "scale": 1.0,
-            "epsilon": _finite(found.epsilon),
-            "gradient": _finite(found.gradient),
+            "epsilon": _finite(found.distance_bound),
+            "gradient": _finite(found.gradient_bound),
             "exact": found.exact,
         }
         return Erased(new, curvature, found, details)
