@@ -227,7 +227,7 @@ def test_what_a_kill_left_can_be_read_on_a_read_only_disk(index, disk):
 KILLED = """
 import os, signal, sys
 from ssse.workspace.record.transaction import Hold
-from ssse.workspace.api import Workspace
+from ssse.workspace.workspace import Workspace
 from tests.support.killing import erase
 setattr(Hold, sys.argv[2], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 erase(Workspace(sys.argv[1]))

@@ -151,7 +151,7 @@ def test_who_reads_after_a_kill_does_not_disturb_who_verifies(path, monkeypatch)
 KILLED = """
 import os, signal, sys
 from ssse.workspace.record.transaction import Hold
-from ssse.workspace.api import Workspace
+from ssse.workspace.workspace import Workspace
 Hold._retire = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 Workspace(sys.argv[1]).erase("r-1", ids=["s1"])
 """
