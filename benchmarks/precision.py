@@ -18,7 +18,7 @@ from features import faces
 from logistic import train_newton
 from multi_attribute_steps import DECAY, linear
 from record import Report, run_alone, seconds_of
-from ssse.curvature.dense import Dense
+from ssse.curvature.dense import DenseStructure
 
 ATTRIBUTE, FORGET = 20, 100  # 20: Male
 
@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
             ssse.erase(linear(w).to(w.dtype), curvature, "binary_cross_entropy", [(x[forget].to(w.dtype), y[forget])])
             for w, curvature in ((weights, single), (weights.double(), double))
         ]
-        assert isinstance(single.structure, Dense)
+        assert isinstance(single.structure, DenseStructure)
         own = single.structure.solve_error(g.float())[0]
         top = largest_eigenvalue(double)
         condition = top / DECAY
@@ -79,7 +79,7 @@ def relative(found: Tensor, truth: Tensor) -> float:
 def largest_eigenvalue(curvature: ssse.Curvature) -> float:
     """Of C, by power iteration on its Gram matrix."""
     structure = curvature.structure
-    assert isinstance(structure, Dense)
+    assert isinstance(structure, DenseStructure)
     lower = structure.grams[0].gram()
     v = torch.ones(len(lower), dtype=lower.dtype)
     value = torch.zeros(())

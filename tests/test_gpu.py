@@ -21,8 +21,8 @@ WAYS = [
     {"structure": "dense", "blocks": 7},
     {"structure": "lowrank"},
     {"structure": "lowrank", "blocks": 7},
-    {"structure": "lowrank", "rank": 10},
-    {"structure": "matrix_free", "tolerance": 1e-12},
+    {"structure": ssse.LowRank(rank=10)},
+    {"structure": ssse.MatrixFree(tolerance=1e-12)},
     {"structure": "diagonal"},
 ]
 
@@ -41,7 +41,7 @@ def test_cuda_erases_as_the_cpu_does(way, kind, make, tmp_path):
     erasure = ssse.erase(model, there, sample.loss, forget)
     assert erasure.step.device.type == "cuda"
     torch.testing.assert_close(erasure.step.cpu(), wanted.step, rtol=1e-6, atol=1e-9)
-    if way["structure"] != "matrix_free":
+    if not isinstance(way["structure"], ssse.MatrixFree):
         there.save(tmp_path / "curvature")
         moved = ssse.erase(sample.model, ssse.Curvature.load(tmp_path / "curvature"), sample.loss, forget)
         torch.testing.assert_close(moved.step, wanted.step, rtol=1e-6, atol=1e-9)
@@ -50,7 +50,7 @@ def test_cuda_erases_as_the_cpu_does(way, kind, make, tmp_path):
         torch.testing.assert_close(again.step.cpu(), wanted.step, rtol=1e-6, atol=1e-9)
         with pytest.raises(ModelMismatch, match="move one of them"):
             ssse.erase(model, back.to("cpu"), sample.loss, forget)
-    if way["structure"] != "matrix_free":
+    if not isinstance(way["structure"], ssse.MatrixFree):
         first = ssse.erase(model, there, sample.loss, sample.part(slice(0, 2)), policy="joint")
         second = ssse.erase(first.model, first.curvature, sample.loss, sample.part(slice(2, 4)), policy="joint")
         torch.testing.assert_close((first.step + second.step).cpu(), wanted.step, rtol=1e-5, atol=1e-8)

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from ssse.calibration.scan import scan as scan
     from ssse.curvature import Curvature as Curvature
     from ssse.curvature import plan as plan
+    from ssse.curvature.choices import Dense as Dense
+    from ssse.curvature.choices import Diagonal as Diagonal
+    from ssse.curvature.choices import LowRank as LowRank
+    from ssse.curvature.choices import MatrixFree as MatrixFree
+    from ssse.curvature.choices import Recurrence as Recurrence
     from ssse.erasure.diagnostics import Diagnostics as Diagnostics
     from ssse.erasure.erase import Erasure as Erasure
     from ssse.erasure.erase import erase as erase
@@ -46,6 +51,11 @@ _HOMES = {
     "scan": "ssse.calibration.scan",
     "Undecided": "ssse.calibration.scan",
     "Curvature": "ssse.curvature",
+    "Dense": "ssse.curvature.choices",
+    "Diagonal": "ssse.curvature.choices",
+    "LowRank": "ssse.curvature.choices",
+    "MatrixFree": "ssse.curvature.choices",
+    "Recurrence": "ssse.curvature.choices",
     "plan": "ssse.curvature",
     "reproduce": "ssse.paper.reproduce",
     "Diagnostics": "ssse.erasure.diagnostics",
@@ -59,9 +69,14 @@ _HOMES = {
 __all__ = [
     "Calibration",
     "Curvature",
+    "Dense",
     "Diagnostics",
+    "Diagonal",
     "Erasure",
     "Evaluation",
+    "LowRank",
+    "MatrixFree",
+    "Recurrence",
     "Refused",
     "SSSEError",
     "Scan",

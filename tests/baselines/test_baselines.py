@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import ssse
 from ssse import baselines
-from ssse.curvature.diagonal import Diagonal
+from ssse.curvature.diagonal import DiagonalStructure
 from ssse.erasure.retained import retained_batches
 from ssse.errors import (
     InvalidData,
@@ -130,7 +130,7 @@ def test_retrain_calls_the_users_function_with_what_remains_in_order():
 def test_gradient_ascent_is_ssse_with_one_number_for_its_curvature(sample):
     n, k, number, scale = len(sample.x), 5, 7.0, 0.6
     curvature = fit(sample)
-    flat = Diagonal(torch.full((curvature.layout.dim,), number, dtype=torch.float64), n * DAMPING)
+    flat = DiagonalStructure(torch.full((curvature.layout.dim,), number, dtype=torch.float64), n * DAMPING)
     wanted = ssse.erase(
         sample.model, replace(curvature, structure=flat), sample.loss, sample.part(S), scale=scale, leave_out=False
     )

@@ -15,7 +15,7 @@ from torch import nn
 import ssse
 from ssse.calibration.criteria import SIGNAL
 from ssse.curvature.curvature import Calibrated
-from ssse.curvature.dense import Dense
+from ssse.curvature.dense import DenseStructure
 from ssse.demo import WEIGHT_DECAY
 from ssse.errors import InvalidSetting
 from tests.support import dense, problems
@@ -49,13 +49,13 @@ def test_attributes_are_judged_by_gamma():
 def test_the_curvature_is_solved_once_for_each_damping(monkeypatch):
     half, calls = small(), {"leave_out": 0, "solve": 0}
     for name in calls:
-        plain = getattr(Dense, name)
+        plain = getattr(DenseStructure, name)
 
         def counted(self, *args, name=name, plain=plain, **kwargs):
             calls[name] += 1
             return plain(self, *args, **kwargs)
 
-        monkeypatch.setattr(Dense, name, counted)
+        monkeypatch.setattr(DenseStructure, name, counted)
     half.calibrate(retrained=half.retrained)
     assert calls == {"leave_out": 1, "solve": 0}
     half.calibrate(retrained=half.retrained, dampings=(1e-2, 2e-2, 5e-2))
@@ -308,7 +308,7 @@ def test_regression_has_a_line_search_and_no_curve(method):
 
 def test_matrix_free_brings_its_data(tmp_path):
     half = small()
-    settings = half.settings | {"structure": "matrix_free", "blocks": "auto", "tolerance": 1e-12, "progress": False}
+    settings = half.settings | {"structure": ssse.MatrixFree(tolerance=1e-12), "blocks": "auto", "progress": False}
     free = ssse.Curvature.fit(half.model, half.loss, half.sample.data, **settings)
     wanted = half.calibrate(retrained=half.retrained)
     assert half.calibrate(free, retrained=half.retrained).scale == wanted.scale  # it still has its rows

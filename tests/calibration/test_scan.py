@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ssse
 from ssse import metrics
 from ssse.calibration.step_path import Line
-from ssse.curvature.dense import Dense
+from ssse.curvature.dense import DenseStructure
 from ssse.problem.problem import Problem
 from tests.support import dense, problems
 from tests.support.refusals import snapshot
@@ -231,7 +231,7 @@ def test_nothing_is_solved_and_nothing_fitted(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("a scan must not solve")
 
-    for home, names in ((Dense, ("solve", "leave_out", "remove")), (ssse.Curvature, ("fit", "solve"))):
+    for home, names in ((DenseStructure, ("solve", "leave_out", "remove")), (ssse.Curvature, ("fit", "solve"))):
         for name in names:
             monkeypatch.setattr(home, name, refuse)
     for name in ("cholesky", "cholesky_ex", "solve", "inv", "eigh", "svd", "qr"):

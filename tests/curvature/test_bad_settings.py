@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,12 +26,12 @@ FIT_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"loss": "cross-entropy"}, "Unknown loss 'cross-entropy'.*cross_entropy"),
     ({"rows": "empiricl"}, "rows must be 'auto' or one of empirical.*not 'empiricl'"),
     ({"rows": "empiricl", "structure": "dense"}, "rows must be 'auto' or one of empirical.*not 'empiricl'"),
-    ({"structure": "dens"}, "structure must be 'auto' or one of dense, .*not 'dens'"),
+    ({"structure": "dens"}, "structure must be 'auto', one of dense, .*not 'dens'"),
     ({"structure": "dense", "blocks": "ouput"}, 'blocks must be .*"output".*not .ouput'),
     ({"structure": "dense", "blocks": 0}, "blocks must be .*a positive integer, not 0"),
     ({"structure": "dense", "blocks": True}, "blocks must be .*a positive integer, not True"),
     ({"structure": "lowrank", "blocks": 0}, "blocks must be .*a positive integer, not 0"),
-    ({"structure": "lowrank", "blocks": 7, "rank": 3}, "rank=3 .*has no blocks; leave out rank= or blocks="),
+    ({"structure": ssse.LowRank(rank=3), "blocks": 7}, "rank=3 .*has no blocks; leave out rank= or blocks="),
     ({"structure": "diagonal", "blocks": 7}, "blocks .*diagonal"),
     ({"structure": "matrix_free", "blocks": 7}, "blocks .*matrix_free"),
     ({"parameters": "heads"}, 'parameters must be "all", "head" or a list of names, not .heads'),
@@ -49,14 +50,8 @@ FIT_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"rows": "sampled", "rows_per_batch": 4}, "rows_per_batch .*rows='empirical'"),
     ({"rows_per_batch": 0}, "rows_per_batch must be 1 or more"),
     ({"rows_per_batch": 2, "structure": "matrix_free"}, "use it with rows_per_batch=1"),
-    ({"rank": 3}, 'rank truncates structure="lowrank"; name that structure'),
-    ({"rank": 0, "structure": "lowrank"}, "rank must be at least 1, not 0"),
-    ({"rank": -1, "structure": "lowrank"}, "rank must be at least 1, not -1"),
-    ({"structure": "matrix_free", "preconditioner": "dens"}, 'preconditioner must be .*"dense", not .dens'),
-    ({"structure": "matrix_free", "tolerance": 2.0}, "tolerance .*2.0"),
-    ({"structure": "matrix_free", "tolerance": NAN}, "tolerance .*nan"),
-    ({"structure": "matrix_free", "tolerance": -1e-3}, "tolerance .*-0.001"),
-    ({"structure": "matrix_free", "max_iterations": 0}, "max_iterations .*0"),
+    ({"structure": ssse.LowRank}, r"structure is an object, not a class: LowRank\(\), not LowRank"),
+    ({"structure": 3}, "structure must be .*not 3"),
     ({"memory_budget": "8 parsecs"}, 'memory_budget must be bytes or a text like "8GiB", not .8 parsecs'),
     ({"memory_budget": "GiB"}, "memory_budget must be bytes or a text"),
     ({"memory_budget": "infGiB"}, "memory_budget must be"),
@@ -71,6 +66,23 @@ def test_settings_of_fit_that_mean_nothing(options, match):
     sample = problems.linear("cross_entropy")
     with refused(InvalidSetting, match, sample.model):
         fit(sample, **options)
+
+
+CHOICES: list[tuple[Callable[[], object], str]] = [
+    (lambda: ssse.LowRank(rank=0), "rank must be at least 1, not 0"),
+    (lambda: ssse.LowRank(rank=-1), "rank must be at least 1, not -1"),
+    (lambda: ssse.MatrixFree("dens"), "preconditioner must be one of .*dense, not .dens"),  # type: ignore[arg-type]
+    (lambda: ssse.MatrixFree(tolerance=2.0), "tolerance .*2.0"),
+    (lambda: ssse.MatrixFree(tolerance=NAN), "tolerance .*nan"),
+    (lambda: ssse.MatrixFree(tolerance=-1e-3), "tolerance .*-0.001"),
+    (lambda: ssse.MatrixFree(max_iterations=0), "max_iterations .*0"),
+]
+
+
+@pytest.mark.parametrize(("make", "match"), CHOICES)
+def test_options_of_structures_that_mean_nothing(make, match):
+    with pytest.raises(InvalidSetting, match=match):
+        make()
 
 
 def test_settings_that_mean_nothing_for_a_network():
@@ -156,7 +168,7 @@ def test_matrix_free_with_as_many_samples_but_others():
 @pytest.mark.parametrize("leave_out", [True, False])
 def test_conjugate_gradients_that_stopped_early_are_no_silent_answer(leave_out):
     sample = problems.converged(problems.linear("cross_entropy"), 1e-2)
-    curvature = fit(sample, structure="matrix_free", max_iterations=1, preconditioner="none")
+    curvature = fit(sample, structure=ssse.MatrixFree("none", max_iterations=1))
     found = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 2)), leave_out=leave_out).diagnostics
     assert found.verdict == "caution"
     assert any("not below the tolerance" in reason for reason in found.reasons)

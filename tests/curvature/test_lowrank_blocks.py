@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 import ssse
-from ssse.curvature.dense import Dense
-from ssse.curvature.lowrank import LowRank, LowRankBuilder
+from ssse.curvature.dense import DenseStructure
+from ssse.curvature.lowrank import LowRankBuilder, LowRankStructure
 from ssse.curvature.planning import Plan
 from ssse.errors import DoesNotFit, InvalidSetting, PrecisionLost
-from ssse.problem.parameters import Block, BlockSpec
+from ssse.problem.parameters import Block, BlockChoice
 from ssse.rows.held import ExplicitRows, StackedRows
 from tests.support import dense, problems
 from tests.support.refusals import fit, refused
@@ -26,7 +26,7 @@ DAMPING, DECAY, FORGOTTEN = 1e-2, 1e-3, 4
 class Case:
     name: str
     sample: problems.Sample
-    blocks: BlockSpec
+    blocks: BlockChoice
     rows: str
 
     def fit(self, structure: str, **options: Any) -> ssse.Curvature:
@@ -44,7 +44,7 @@ class Case:
 
 def cases() -> list[Case]:
     """Blocks of 7 cut through outputs of 5 inputs; 1 is the diagonal; 1000 is more than there are parameters."""
-    linear: list[BlockSpec] = ["one", "parameter", "output", 1, 7, 13, 1000]
+    linear: list[BlockChoice] = ["one", "parameter", "output", 1, 7, 13, 1000]
     found = [
         *(("softmax with bias", problems.linear("cross_entropy"), spec) for spec in linear),
         *(("softmax", problems.linear("cross_entropy", bias=False), spec) for spec in linear),
@@ -59,7 +59,7 @@ every_case = pytest.mark.parametrize("case", cases(), ids=lambda c: c.name)
 
 def groups_of(curvature: ssse.Curvature) -> list[list[int]]:
     structure = curvature.structure
-    assert isinstance(structure, (LowRank, Dense))
+    assert isinstance(structure, (LowRankStructure, DenseStructure))
     return [[i for start, stop in block.ranges for i in range(start, stop)] for block in structure.blocks]
 
 
@@ -107,7 +107,7 @@ def test_leverages_are_those_of_the_worst_block_and_their_sum_is_over_all(case):
         kernel = part[:count] @ torch.linalg.solve(matrix, part[:count].T)
         spectra.append(torch.linalg.eigvalsh((kernel + kernel.T) / 2).flip(0))
     structure = curvature.structure
-    assert isinstance(structure, LowRank)
+    assert isinstance(structure, LowRankStructure)
     held = structure.rows.select(torch.arange(count))
     left = structure.leave_out(held, vector(rows.shape[1]))
     worst = max(range(len(spectra)), key=lambda i: float(spectra[i][0]))
@@ -144,7 +144,7 @@ def test_rows_are_stored_once_and_everything_comes_back(sample, blocks, tmp_path
     curvature.save(tmp_path / "curvature")
     loaded = ssse.Curvature.load(tmp_path / "curvature")
     structure = loaded.structure
-    assert isinstance(structure, LowRank)
+    assert isinstance(structure, LowRankStructure)
     assert groups_of(loaded) == groups_of(curvature)
     state = structure.state()
     squares = [name for name in state if name.endswith(".square")]
@@ -167,9 +167,9 @@ def test_one_block_is_stored_as_before_there_were_blocks():
     curvature = fit(problems.linear("cross_entropy"), structure="lowrank", rows="empirical")
     assert set(curvature.structure.state()) == {"0.features", "0.cores", "0.digests", "dual.square", "dual.pivots"}
     assert set(curvature.structure.settings()) == {"salt"}
-    assert isinstance(curvature.structure, LowRank)
+    assert isinstance(curvature.structure, LowRankStructure)
     state, settings = curvature.structure.state(), curvature.structure.settings()
-    back = LowRank.from_state(state, settings, curvature.structure.ridge, curvature.linear)
+    back = LowRankStructure.from_state(state, settings, curvature.structure.ridge, curvature.linear)
     v = vector(curvature.layout.dim)
     torch.testing.assert_close(back.solve(v), curvature.structure.solve(v))
 
@@ -185,7 +185,7 @@ def test_a_stream_of_requests_in_blocks(blocks):
         answers.append(ssse.erase(first.model, first.curvature, sample.loss, sample.part(slice(3, 7)), policy="joint"))
     assert near(answers[0].step, answers[1].step)
     held = answers[0].curvature.structure
-    assert isinstance(held, LowRank)
+    assert isinstance(held, LowRankStructure)
     assert held.rows.count == 33 * 3
     assert all(len(gram.square) == 33 * 3 for gram in held.grams)
 
@@ -253,7 +253,7 @@ def test_the_plan_counts_a_kernel_per_block_and_the_rows_once():
     sample = problems.mlp()
     n, d, size = len(sample.x), 51, 8
     one, four = (plan(sample, rows="empirical", blocks=blocks) for blocks in ("one", 13))
-    assert four.artefact_bytes == n * d * size + 4 * n**2 * size
+    assert four.stored_bytes == n * d * size + 4 * n**2 * size
     assert four.fit_bytes - one.fit_bytes == 3 * n**2 * size
     assert four.operations - one.operations == pytest.approx(3 * n**3 / 3)  # n²d of the products stays
     assert "empirical rows, lowrank, 4 blocks, float64" in str(four)
@@ -261,7 +261,7 @@ def test_the_plan_counts_a_kernel_per_block_and_the_rows_once():
     found = fit(sample, structure="lowrank", rows="empirical", blocks=13)
     assert any("lowrank, 4 blocks" in note for note in found.notes)
     stored = [t for name, t in found.structure.state().items() if not name.endswith(("digests", "pivots"))]
-    assert sum(t.numel() * t.element_size() for t in stored) == four.artefact_bytes
+    assert sum(t.numel() * t.element_size() for t in stored) == four.stored_bytes
 
 
 def test_the_plan_of_a_linear_model_counts_its_features_once_per_cut():
@@ -272,7 +272,9 @@ def test_the_plan_of_a_linear_model_counts_its_features_once_per_cut():
     assert weights.operations - one.operations == pytest.approx(biases)
     with pytest.raises(DoesNotFit, match="lowrank, 2 blocks"):
         plan(sample, rows="empirical", blocks="parameter", memory_budget=weights.fit_bytes - 1)
-    assert plan(sample, rows="empirical", blocks="parameter", memory_budget=weights.fit_bytes).structure == "lowrank"
+    assert (
+        plan(sample, rows="empirical", blocks="parameter", memory_budget=weights.fit_bytes).structure.kind == "lowrank"
+    )
 
 
 def test_auto_keeps_the_blocks_that_were_asked_for():
@@ -281,7 +283,7 @@ def test_auto_keeps_the_blocks_that_were_asked_for():
     sample.x, sample.y = sample.x[:6], sample.y[:6]
     dual = plan(sample, rows="empirical", blocks=26)
     curvature = fit(sample, rows="empirical", blocks=26, memory_budget=dual.fit_bytes)
-    assert isinstance(curvature.structure, LowRank)
+    assert isinstance(curvature.structure, LowRankStructure)
     assert [block.size for block in curvature.structure.blocks] == [26, 25]
 
 
@@ -290,7 +292,7 @@ def test_no_block_multiplies_another_ones_columns():
     sample = problems.mlp()
     curvature = fit(sample, structure="lowrank", rows="empirical", blocks=13)
     structure = curvature.structure
-    assert isinstance(structure, LowRank)
+    assert isinstance(structure, LowRankStructure)
     widths = [sum(slab.dim for slab in structure.rows.columns(block).slabs) for block in structure.blocks]
     assert widths == [13, 13, 13, 12]
     assert all(isinstance(slab, StackedRows) for slab in structure.rows.columns(structure.blocks[0]).slabs)

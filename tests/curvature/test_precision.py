@@ -90,7 +90,7 @@ def test_truncated_directions_stay_orthonormal_in_float32(damping):
     x, y = torch.tensor(images[:400] / 16.0), torch.tensor(labels[:400])
     torch.manual_seed(0)
     model = nn.Linear(64, 10).double().eval()
-    options = {"damping": damping, "rows": "empirical", "structure": "lowrank", "rank": 390}
+    options = {"damping": damping, "rows": "empirical", "structure": ssse.LowRank(rank=390)}
     exact = ssse.Curvature.fit(model, "cross_entropy", [(x, y)], **options)
     coarse = ssse.Curvature.fit(model.float(), "cross_entropy", [(x.float(), y)], **options)
     v = torch.randn(650, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,13 +30,13 @@ STRUCTURES = [
     ("dense", {"blocks": "output"}),
     ("lowrank", {}),
     ("lowrank", {"blocks": 7}),
-    ("lowrank", {"rank": 4}),
+    (ssse.LowRank(rank=4), {}),
     ("diagonal", {}),
 ]
 every_structure = pytest.mark.parametrize(("structure", "options"), STRUCTURES)
 
 
-def small(structure: str = "dense", **options) -> ssse.Curvature:
+def small(structure: Any = "dense", **options) -> ssse.Curvature:
     """λ = 10⁻⁵ so that the manifest holds a number with an exponent."""
     return fit(problems.linear("cross_entropy", n=12), structure=structure, damping=1e-5, **options)
 
@@ -102,7 +103,7 @@ def test_nothing_that_is_done_with_a_mapped_curvature_writes_to_its_file(structu
     erasure = ssse.erase(sample.model, loaded, sample.loss, sample.part(slice(0, 2)))
     erasure.curvature.solve(torch.ones(18, dtype=torch.float64))
     loaded.with_damping(0.1).solve(torch.ones(18, dtype=torch.float64))
-    if not options.get("rank"):
+    if structure != ssse.LowRank(rank=4):
         ssse.Curvature.merge([loaded, loaded])
     assert {path.name: path.read_bytes() for path in (tmp_path / "curvature").iterdir()} == before
 
@@ -361,11 +362,12 @@ def test_a_refused_fit_writes_nothing(tmp_path, monkeypatch):
 KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
+from typing import Any
 import torch
 import ssse
 from ssse.system import store
-from tests import problems
-from tests.refusals import fit
+from tests.support import problems
+from tests.support.refusals import fit
 
 torch.set_num_threads(1)
 home = Path(sys.argv[1])
@@ -429,12 +431,12 @@ MAPPED = """
 import os, sys
 import torch
 import ssse
-from ssse.curvature.dense import Dense
+from ssse.curvature.dense import DenseStructure
 from ssse.curvature.gram import DampedGram
-from ssse.partition import Block
+from ssse.problem.parameters import Block
 from dataclasses import replace
-from tests import problems
-from tests.refusals import fit
+from tests.support import problems
+from tests.support.refusals import fit
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -443,7 +445,7 @@ size = 7168  # 205 MB in float32
 small = fit(problems.linear("mse", n=4), structure="dense")  # also loads whatever is loaded late
 if os.fork() == 0:
     gram = DampedGram(torch.ones(size, size), torch.ones(size), 1.0, "all")
-    replace(small, structure=Dense([Block("all", ((0, size),))], [gram], 1.0)).save(sys.argv[1])
+    replace(small, structure=DenseStructure([Block("all", ((0, size),))], [gram], 1.0)).save(sys.argv[1])
     os._exit(0)
 assert os.wait()[1] == 0
 before = resident()

@@ -26,7 +26,7 @@ OUTLIERS = [  # structure, options, what the refusal says
     ("dense", {"blocks": 7}, r"more curvature in '\d+:\d+' "),
     ("lowrank", {}, "2 of the rows to forget are not among the curvature's rows"),
     ("lowrank", {"blocks": 7}, "2 of the rows to forget are not among the curvature's rows"),
-    ("lowrank", {"rank": 6}, "more curvature in 'directions'"),
+    (ssse.LowRank(rank=6), {}, "more curvature in 'directions'"),
     ("diagonal", {}, "more curvature in 'diagonal'"),
     ("matrix_free", {}, "more curvature in 'all'"),
     ("recurrence", {"blocks": "one"}, "more curvature in 'all'"),
@@ -68,7 +68,7 @@ def test_a_refusal_can_be_written_down(structure):
     def no_constant(name: str) -> float:
         raise AssertionError(f"{name} is not JSON")
 
-    text = caught.value.diagnostics.to_json()
+    text = json.dumps(caught.value.diagnostics.to_dict())
     assert json.loads(text, parse_constant=no_constant)["verdict"] == "refused"
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ssse
+from ssse.curvature.choices import Choice, StructureName
 from ssse.errors import InvalidSetting
 from ssse.problem.batches import regroup
 from ssse.problem.problem import Problem
@@ -23,11 +24,15 @@ DAMPING = 1e-2
 
 @dataclass(frozen=True)
 class Way:
-    structure: str
+    structure: StructureName | Choice
     options: dict = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return "-".join([self.structure, *map(str, self.options.values())])
+        return "-".join([repr(self.structure).strip("'"), *map(str, self.options.values())])
+
+    @property
+    def kind(self) -> str:
+        return self.structure.kind if isinstance(self.structure, Choice) else self.structure
 
     def fit(self, sample: problems.Sample, kind: str = "empirical", data=None, damping: float = DAMPING):
         return ssse.Curvature.fit(
@@ -50,9 +55,9 @@ EXACT = [
     Way("lowrank", {"blocks": 7}),
     Way("recurrence", {"blocks": "one"}),
     Way("recurrence", {"blocks": 7}),
-    Way("matrix_free", {"tolerance": 1e-14}),
-    Way("matrix_free", {"preconditioner": "none", "tolerance": 1e-14}),
-    Way("matrix_free", {"preconditioner": "diagonal", "tolerance": 1e-14}),
+    Way(ssse.MatrixFree(tolerance=1e-14)),
+    Way(ssse.MatrixFree("none", tolerance=1e-14)),
+    Way(ssse.MatrixFree("diagonal", tolerance=1e-14)),
     Way("diagonal"),
 ]
 PROBLEMS = [
@@ -69,7 +74,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 def shape_of(way: Way, matrix: Tensor, curvature: ssse.Curvature) -> Tensor:
     """What the structure keeps of a full matrix."""
-    if way.structure == "diagonal":
+    if way.kind == "diagonal":
         return torch.diag(matrix.diagonal())
     blocks = way.options.get("blocks", "one")
     if blocks == "one":
@@ -135,7 +140,7 @@ def test_leaving_out_equals_refitting_on_the_rest(way, sample, kind):
     assert not left.indefinite
 
 
-@pytest.mark.parametrize("way", [way for way in EXACT if way.structure != "matrix_free"], ids=str)
+@pytest.mark.parametrize("way", [way for way in EXACT if way.kind != "matrix_free"], ids=str)
 @every_problem
 def test_removing_gives_a_structure_without_those_rows(way, sample):
     curvature, n, k = way.fit(sample), len(sample.x), 6
@@ -171,7 +176,7 @@ def test_any_split_into_batches_gives_the_same(way, sample):
 def test_shards_merge_to_the_whole(way, sample):
     whole, v = way.fit(sample), vector(sum(p.numel() for p in sample.model.parameters()), seed=5)
     shards = [way.fit(sample, data=sample.part(s)) for s in (slice(0, 9), slice(9, 11), slice(11, None))]
-    if way.structure in ("recurrence", "matrix_free"):
+    if way.kind in ("recurrence", "matrix_free"):
         with pytest.raises(InvalidSetting, match="cannot be merged"):
             ssse.Curvature.merge(shards)
         return
@@ -186,7 +191,7 @@ def test_shards_merge_to_the_whole(way, sample):
 @every_problem
 def test_damping_changes_without_a_second_pass(way, sample):
     curvature, v = way.fit(sample), vector(sum(p.numel() for p in sample.model.parameters()), seed=6)
-    if way.structure == "recurrence":
+    if way.kind == "recurrence":
         with pytest.raises(InvalidSetting, match="cannot change it afterwards"):
             curvature.with_damping(0.5)
         return
@@ -208,7 +213,7 @@ def test_what_is_stored_is_what_was_fitted(way, sample, tmp_path):
     saved, found = curvature.structure.state(), loaded.structure.state()
     assert saved.keys() == found.keys()
     assert all(torch.equal(saved[key], found[key]) for key in saved)
-    if way.structure != "matrix_free":
+    if way.kind != "matrix_free":
         v = vector(curvature.layout.dim, seed=7)
         assert_near(loaded.solve(v), curvature.solve(v), 1e-12)
 
@@ -247,7 +252,7 @@ def test_recurrence_equals_one_block_equals_all_rows():
 @pytest.mark.parametrize("sample", PROBLEMS, ids=lambda s: s.name)
 @pytest.mark.parametrize("rank", [3, 8, 10_000])
 def test_truncated_rows_keep_the_leading_directions(sample, rank):
-    way = Way("lowrank", {"rank": rank})
+    way = Way(ssse.LowRank(rank=rank))
     curvature, n, k = way.fit(sample), len(sample.x), 4
     rows = explicit_rows(sample, curvature)
     basis = torch.linalg.svd(rows, full_matrices=False).Vh[:rank]
@@ -275,7 +280,7 @@ def test_blocks_per_output_are_exact_for_logistic_attributes():
 
 def test_matrix_free_after_removal_wants_the_data_that_remains():
     sample, k = problems.mlp(), 5
-    way = Way("matrix_free", {"tolerance": 1e-13})
+    way = Way(ssse.MatrixFree(tolerance=1e-13))
     first = ssse.erase(sample.model, way.fit(sample), sample.loss, sample.part(slice(0, k)))
     with pytest.raises(InvalidSetting, match="data that remains"):
         ssse.erase(first.model, first.curvature, sample.loss, sample.part(slice(k, k + 2)))

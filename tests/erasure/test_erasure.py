@@ -186,7 +186,7 @@ def test_matrix_free_erases_like_dense_and_needs_the_data_only_then(tmp_path):
     for sample in (problems.linear("cross_entropy"), problems.mlp(), problems.conv()):
         forget = sample.part(slice(0, 5))
         wanted = ssse.erase(sample.model, fit(sample, rows="expected"), sample.loss, forget)
-        free = fit(sample, rows="expected", structure="matrix_free", blocks="auto", tolerance=1e-12)
+        free = fit(sample, rows="expected", structure=ssse.MatrixFree(tolerance=1e-12), blocks="auto")
         erasure = ssse.erase(sample.model, free, sample.loss, forget)
         assert_near(erasure.step, wanted.step, 1e-8)
         free.save(tmp_path / sample.name)
@@ -263,7 +263,7 @@ def test_caution_when_a_large_part_goes():
 
 def test_caution_when_conjugate_gradients_stop_early():
     sample = problems.mlp()
-    free = fit(sample, structure="matrix_free", blocks="auto", max_iterations=1, preconditioner="none")
+    free = fit(sample, structure=ssse.MatrixFree("none", max_iterations=1), blocks="auto")
     found = ssse.erase(sample.model, free, sample.loss, sample.part(slice(0, 2))).diagnostics
     assert found.verdict == "caution"
     assert any("1 steps of conjugate gradients" in reason for reason in found.reasons)
@@ -275,7 +275,7 @@ def test_caution_when_conjugate_gradients_stop_early():
         ({"rows": "empirical"}, "the scale ε must be chosen"),
         ({"rows": "sampled"}, "the scale ε must be chosen"),
         ({"structure": "diagonal", "blocks": "auto"}, "keeps only a part of the curvature"),
-        ({"structure": "lowrank", "blocks": "auto", "rank": 5}, "keeps only a part of the curvature"),
+        ({"structure": ssse.LowRank(rank=5), "blocks": "auto"}, "keeps only a part of the curvature"),
         ({"blocks": "output"}, "between its 3 blocks is left out"),
         ({"structure": "lowrank", "blocks": "output"}, "between its 3 blocks is left out"),
         ({"damping": 1e-6}, "is not the weight decay"),
@@ -338,7 +338,7 @@ def test_a_joint_stream_after_a_rebase_counts_from_there():
 
 def test_a_joint_matrix_free_stream_over_d_survives_the_disk(tmp_path):
     sample = problems.linear("cross_entropy")
-    free = fit(sample, structure="matrix_free", blocks="auto", tolerance=1e-12)
+    free = fit(sample, structure=ssse.MatrixFree(tolerance=1e-12), blocks="auto")
     options = {"leave_out": False, "policy": "joint"}
     together = ssse.erase(sample.model, free, sample.loss, sample.part(slice(0, 4)), **options)
     one = ssse.erase(sample.model, free, sample.loss, sample.part(slice(0, 2)), **options)
@@ -377,7 +377,7 @@ def test_fitting_a_part_of_a_network_keeps_no_graph():
 
 def test_a_matrix_free_curvature_stays_at_its_own_theta():
     sample = problems.mlp()
-    free = fit(sample, structure="matrix_free", blocks="auto", tolerance=1e-12)
+    free = fit(sample, structure=ssse.MatrixFree(tolerance=1e-12), blocks="auto")
     pristine = copy.deepcopy(sample.model)
     wanted = ssse.erase(pristine, free, sample.loss, sample.part(slice(0, 3)))
     with torch.no_grad():

@@ -12,15 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ssse.curvature.curvature import Curvature
-from ssse.curvature.diagonal import Diagonal
-from ssse.erasure.request import matching_problem
+from ssse.curvature.diagonal import DiagonalStructure
+from ssse.erasure.request import matching_problem, read_samples
 from ssse.erasure.retained import retained_batches
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.batches import (
     Batch,
-    check_repeatable,
-    read_batch,
-    regroup,
 )
 from ssse.problem.losses import LossLike
 from ssse.problem.problem import ParameterChoice, Problem
@@ -116,18 +113,9 @@ def read_request(
                 "model they are given: fit a curvature on it, or pass curvature=None where the method allows."
             )
         problem = matching_problem(model, curvature, loss_fn)
-    check_repeatable(forget)
-    batches = [batch for batch in (read_batch(b, problem.device) for b in forget) if len(batch[1])]
-    if not batches:
-        raise InvalidData("The forget set is empty; there is nothing to forget.")
-    problem.probe(batches[0])
-    count = sum(len(y) for _, y in batches)
-    if curvature is not None and count >= curvature.n:
-        raise InvalidData(
-            f"The forget set has {count} samples and the curvature stands for {curvature.n}; something must remain."
-        )
     group = GROUP if curvature is None else curvature.group
-    return Request(problem, curvature, list(regroup(batches, group)), count, started)
+    samples = read_samples(forget, problem, curvature, group)
+    return Request(problem, curvature, samples.batches, samples.count, started)
 
 
 def gradient_sum(problem: Problem, batches: Iterable[Batch]) -> Tensor:
@@ -163,13 +151,15 @@ def check_whole(value: int, name: str) -> None:
         raise InvalidSetting(f"{name} must be at least 1, not {value}.")
 
 
-def diagonal_of(curvature: Curvature | None, method: str, rows: str | None = None) -> tuple[Curvature, Diagonal]:
+def diagonal_of(
+    curvature: Curvature | None, method: str, rows: str | None = None
+) -> tuple[Curvature, DiagonalStructure]:
     """The curvature and its diagonal, where it is one; `rows` says of what kind it must be."""
     repair = "structure='diagonal'" + (f", rows='{rows}'" if rows else "")
     if curvature is None:
         raise InvalidSetting(f"{method} needs a curvature; fit one with {repair}.")
     structure, kind = curvature.structure, curvature.kind
-    if isinstance(structure, Diagonal) and rows in (None, kind.name) and (rows is None or kind.per_batch == 1):
+    if isinstance(structure, DiagonalStructure) and rows in (None, kind.name) and (rows is None or kind.per_batch == 1):
         return curvature, structure
     many = f" of mini-batches of {kind.per_batch}" if kind.per_batch > 1 else ""
     single = ", rows_per_batch=1" if many and rows == kind.name else ""

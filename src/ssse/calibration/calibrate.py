@@ -29,7 +29,6 @@ from ssse.calibration.scan import (
 )
 from ssse.calibration.search import descent
 from ssse.curvature.curvature import Curvature
-from ssse.curvature.matrix_free import MatrixFree
 from ssse.erasure.diagnostics import LARGE_RESIDUAL, Diagnostics
 from ssse.erasure.erase import erase
 from ssse.erasure.request import matching_problem
@@ -163,7 +162,7 @@ def calibrate(
             f"λ can be compared by γ, δ or the KL only, which need retrained=; {methods[0]} knows no better and worse."
         )
     options: dict[str, Any] = {"leave_out": leave_out, "residual": residual}
-    if isinstance(curvature.structure, MatrixFree):
+    if curvature.structure.reads_data:
         options["data"] = data
     check_repeatable(forget)
     forget = list(forget)

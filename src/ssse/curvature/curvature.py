@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ssse.curvature.dense import Dense
-from ssse.curvature.diagonal import Diagonal
-from ssse.curvature.fit import (
-    Fitted,
-    Iteration,
-    fit_structure,
-    plan_fit,
-)
-from ssse.curvature.lowrank import LowRank
-from ssse.curvature.matrix_free import MatrixFree
+from ssse.curvature.choices import STORED, Choice, StructureName, as_choice
+from ssse.curvature.fit import Fitted, fit_structure, prepare
 from ssse.curvature.planning import Plan, Wanted
-from ssse.curvature.recurrence import Recurrence
 from ssse.curvature.structure import Structure
-from ssse.curvature.truncated import Truncated
 from ssse.errors import BrokenArtefact, InvalidData, InvalidSetting
 from ssse.problem.fingerprint import Fingerprint
 from ssse.problem.losses import LossLike
-from ssse.problem.parameters import BlockSpec, Layout, LinearShape
+from ssse.problem.parameters import BlockChoice, Layout, LinearShape
 from ssse.problem.problem import ParameterChoice, Problem
-from ssse.rows.kinds import RowKind
+from ssse.rows.kinds import RowChoice, RowKind
 from ssse.system.digests import digest_tensors
 from ssse.system.environment import now
 from ssse.system.store import read_folder, write_folder
@@ -98,19 +88,16 @@ class Curvature:
         *,
         damping: float | None = None,
         weight_decay: float = 0.0,
-        rows: str = "auto",
+        rows: RowChoice = "auto",
         rows_per_batch: int = 1,
-        structure: str = "auto",
-        blocks: BlockSpec = "auto",
-        rank: int | None = None,
+        structure: StructureName | Choice = "auto",
+        blocks: BlockChoice = "auto",
         parameters: ParameterChoice = "all",
         dtype: torch.dtype | None = None,
         memory_budget: int | str | None = None,
         seed: int = 0,
-        preconditioner: str = "auto",
-        tolerance: float | None = None,
-        max_iterations: int = 1000,
         progress: bool = True,
+        on_plan: Callable[[Plan], None] = lambda plan: None,
     ) -> Curvature:
         """Compute the curvature of a trained model, once, in one pass over its training data.
 
@@ -123,15 +110,15 @@ class Curvature:
             weight_decay: w of the training objective (1/n) Σ ℓᵢ + (w/2)‖θ‖².
             rows: "empirical" (the paper's), "expected" (the true Fisher), "sampled", or "auto".
             rows_per_batch: b > 1 joins b gradients to one row, the paper's mini-batch FIM.
-            structure: "dense", "lowrank", "matrix_free", "diagonal", "recurrence", or "auto".
+            structure: "dense", "lowrank", "matrix_free", "diagonal", "recurrence", or "auto"; or with its options, as
+                `ssse.LowRank(rank=100)` or `ssse.MatrixFree(tolerance=1e-6)`.
             blocks: of `dense` and `lowrank`: "one", "parameter", "output", an integer size, or "auto". What lies
                 between blocks is left out. `lowrank` is the smaller one for blocks larger than the number of rows.
-            rank: truncates `lowrank`, without blocks, to its leading directions.
             parameters: "all", "head" (the last linear layer), or names. The rest of the model stays.
             dtype: of the curvature; the model's if not given.
             memory_budget: bytes, or a text like "8GiB"; 60 % of the free memory if not given.
             seed: of the labels that rows="sampled" draws.
-            preconditioner, tolerance, max_iterations: of `matrix_free`.
+            on_plan: told what was chosen and what it will cost, before the long pass; what it raises ends the fit.
 
         Raises:
             InvalidModel, InvalidData, InvalidSetting: before the long pass wherever possible.
@@ -139,9 +126,10 @@ class Curvature:
         """
         damping = check_damping(damping, weight_decay)
         problem = Problem(model, loss_fn, parameters)
-        wanted = Wanted(rows, rows_per_batch, seed, structure, blocks, rank, dtype)
-        iteration = Iteration(preconditioner, tolerance, max_iterations)
-        fitted = fit_structure(problem, data, wanted, damping, memory_budget, iteration, progress)
+        wanted = Wanted(rows, rows_per_batch, seed, as_choice(structure), blocks, dtype)
+        prepared = prepare(problem, data, wanted, memory_budget)
+        on_plan(prepared.plan)
+        fitted = fit_structure(problem, data, prepared, damping, progress)
         return cls._from_fit(problem, fitted, weight_decay)
 
     @classmethod
@@ -295,11 +283,10 @@ def plan(
     loss_fn: LossLike,
     data: Iterable[Any],
     *,
-    rows: str = "auto",
+    rows: RowChoice = "auto",
     rows_per_batch: int = 1,
-    structure: str = "auto",
-    blocks: BlockSpec = "auto",
-    rank: int | None = None,
+    structure: StructureName | Choice = "auto",
+    blocks: BlockChoice = "auto",
     parameters: ParameterChoice = "all",
     dtype: torch.dtype | None = None,
     memory_budget: int | str | None = None,
@@ -307,8 +294,8 @@ def plan(
     """What `Curvature.fit` would do with these choices, its memory and its time; only a trial is computed."""
     if iter(data) is data:
         raise InvalidData("plan() would use up an iterator's first batch; pass a DataLoader or a list.")
-    wanted = Wanted(rows, rows_per_batch, 0, structure, blocks, rank, dtype)
-    return plan_fit(Problem(model, loss_fn, parameters), data, wanted, memory_budget)[0]
+    wanted = Wanted(rows, rows_per_batch, 0, as_choice(structure), blocks, dtype)
+    return prepare(Problem(model, loss_fn, parameters), data, wanted, memory_budget).plan
 
 
 def check_damping(damping: float | None, weight_decay: float) -> float:
@@ -330,19 +317,9 @@ def check_scale(scale: float) -> float:
 
 
 def restore_structure(saved: dict[str, Any], tensors: dict[str, Tensor], linear: LinearShape | None) -> Structure:
-    kind, ridge = saved["kind"], saved["ridge"]
-    if kind == "lowrank":
-        return LowRank.from_state(tensors, saved, ridge, linear)
-    if kind == "matrix_free":
-        inner = saved["preconditioner"]
-        preconditioner = inner and restore_structure(
-            {"kind": inner["kind"], "ridge": ridge, **inner["settings"]}, tensors, linear
-        )
-        return MatrixFree(None, ridge, preconditioner, saved["tolerance"], saved["max_iterations"])
-    simple = {cls.kind: cls for cls in (Dense, Diagonal, Truncated, Recurrence)}
-    if kind not in simple:
-        raise BrokenArtefact(f"Unknown structure '{kind}' in the manifest.")
-    return simple[kind].from_state(tensors, saved, ridge)
+    if saved["kind"] not in STORED:
+        raise BrokenArtefact(f"Unknown structure '{saved['kind']}' in the manifest.")
+    return STORED[saved["kind"]].from_state(tensors, saved, saved["ridge"], linear)
 
 
 def merge_shards(shards: Sequence[Curvature]) -> Curvature:
@@ -365,15 +342,12 @@ def merge_shards(shards: Sequence[Curvature]) -> Curvature:
         raise InvalidSetting("Shards must share model, loss, rows, structure, damping and weight decay.")
     merged = first
     for shard in shards[1:]:
-        merge_structure = getattr(merged.structure, "merged", None)
-        if merge_structure is None:
-            raise InvalidSetting(f"Curvatures with structure '{first.structure.kind}' cannot be merged.")
         if merged.gradient is None or shard.gradient is None or merged.mean_loss is None or shard.mean_loss is None:
             raise InvalidSetting("Merge shards before erasing from them.")
         n = merged.n + shard.n
         merged = replace(
             merged,
-            structure=merge_structure(shard.structure, n * first.damping),
+            structure=merged.structure.merged(shard.structure, n * first.damping),
             n=n,
             mean_loss=(merged.n * merged.mean_loss + shard.n * shard.mean_loss) / n,
             gradient=(merged.n * merged.gradient + shard.n * shard.gradient) / n,

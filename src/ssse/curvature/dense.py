@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from ssse.curvature.structure import (
     close_gap,
 )
 from ssse.errors import NotPositiveDefinite, PrecisionLost
-from ssse.problem.parameters import Block
+from ssse.problem.parameters import Block, LinearShape
 from ssse.rows.held import HeldRows
 
 ACCEPTED_LOSS = 1e-2  # of a step, to cancellation; the estimate is within a factor of about four
@@ -35,15 +36,15 @@ class DenseBuilder(Builder):
         for block, square in zip(self.blocks, self.squares, strict=True):
             rows.add_gram(square, block)
 
-    def build(self, ridge: float) -> Dense:
+    def build(self, ridge: float) -> DenseStructure:
         grams = [
             DampedGram.factorise(square, ridge, block.name)
             for block, square in zip(self.blocks, self.squares, strict=True)
         ]
-        return Dense(self.blocks, grams, ridge)
+        return DenseStructure(self.blocks, grams, ridge)
 
 
-class Dense(Structure):
+class DenseStructure(Structure):
     """M, block-diagonal. Exact where one block covers all of θ, or where the blocks do not interact."""
 
     kind = "dense"
@@ -77,7 +78,7 @@ class Dense(Structure):
                 worst, where = left.leverages, block.name
         return LeftOut(out, worst, total, where, indefinite)
 
-    def remove(self, rows: Iterable[HeldRows]) -> Dense:
+    def remove(self, rows: Iterable[HeldRows]) -> DenseStructure:
         squares = [gram.gram() for gram in self.grams]
         for part in rows:
             part = part.to(self.dtype)
@@ -85,19 +86,19 @@ class Dense(Structure):
                 part.add_gram(square, block, sign=-1.0)
         return self._refactorised(squares, self.ridge)
 
-    def with_ridge(self, ridge: float) -> Dense:
+    def with_ridge(self, ridge: float) -> DenseStructure:
         return self._refactorised([gram.gram() for gram in self.grams], ridge)
 
-    def merged(self, other: Dense, ridge: float) -> Dense:
+    def merged(self, other: DenseStructure, ridge: float) -> DenseStructure:
         """RᵀR summed over two shards of the data."""
         pairs = zip(self.grams, other.grams, strict=True)
         return self._refactorised([a.gram() + b.gram() for a, b in pairs], ridge)
 
-    def _refactorised(self, squares: Sequence[Tensor], ridge: float) -> Dense:
+    def _refactorised(self, squares: Sequence[Tensor], ridge: float) -> DenseStructure:
         grams = [
             DampedGram.factorise(square, ridge, gram.name) for square, gram in zip(squares, self.grams, strict=True)
         ]
-        return Dense(self.blocks, grams, ridge)
+        return DenseStructure(self.blocks, grams, ridge)
 
     def solve_error(self, v: Tensor) -> tuple[float, str]:
         """The largest measured relative error of `solve(v)` over the blocks, and the block it is in."""
@@ -114,19 +115,21 @@ class Dense(Structure):
             tensors[f"{i}.pivots"] = gram.pivots
         return tensors
 
-    def settings(self) -> dict[str, object]:
+    def settings(self) -> dict[str, Any]:
         return {"blocks": [[block.name, [list(r) for r in block.ranges]] for block in self.blocks]}
 
     @classmethod
-    def from_state(cls, state: dict[str, Tensor], settings: dict, ridge: float) -> Dense:
+    def from_state(
+        cls, state: dict[str, Tensor], settings: dict[str, Any], ridge: float, linear: LinearShape | None = None
+    ) -> DenseStructure:
         blocks = [Block(name, tuple((a, b) for a, b in ranges)) for name, ranges in settings["blocks"]]
         grams = [
             DampedGram(state[f"{i}.square"], state[f"{i}.pivots"], ridge, block.name) for i, block in enumerate(blocks)
         ]
         return cls(blocks, grams, ridge)
 
-    def to(self, device: torch.device) -> Dense:
-        return Dense(self.blocks, [gram.to(device) for gram in self.grams], self.ridge)
+    def to(self, device: torch.device) -> DenseStructure:
+        return DenseStructure(self.blocks, [gram.to(device) for gram in self.grams], self.ridge)
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ssse.curvature.structure import Builder, LeftOut, Structure
 from ssse.errors import NotPositiveDefinite
+from ssse.problem.parameters import LinearShape
 from ssse.rows.held import HeldRows
 
 
@@ -19,14 +21,15 @@ class DiagonalBuilder(Builder):
     def add(self, rows: HeldRows) -> None:
         self.squares += rows.to(self.squares.dtype).squares()
 
-    def build(self, ridge: float) -> Diagonal:
-        return Diagonal(self.squares, ridge)
+    def build(self, ridge: float) -> DiagonalStructure:
+        return DiagonalStructure(self.squares, ridge)
 
 
-class Diagonal(Structure):
+class DiagonalStructure(Structure):
     """diag(RᵀR) + ridge. Rows are left out by subtracting their squares."""
 
     kind = "diagonal"
+    complete = False
 
     def __init__(self, squares: Tensor, ridge: float):
         self.squares = squares
@@ -42,26 +45,28 @@ class Diagonal(Structure):
         largest = shares.max().reshape(1)
         return LeftOut(solution.to(v.dtype), largest, float(shares.sum()), "diagonal", bool(largest >= 1))
 
-    def remove(self, rows: Iterable[HeldRows]) -> Diagonal:
+    def remove(self, rows: Iterable[HeldRows]) -> DiagonalStructure:
         squares = self.squares.clone()
         for part in rows:
             squares -= part.to(squares.dtype).squares()
         if bool((squares + self.ridge <= 0).any()):
             raise NotPositiveDefinite("The rows to remove carry more curvature than the diagonal holds.")
-        return Diagonal(squares.clamp_min(0), self.ridge)  # rounding may leave −0
+        return DiagonalStructure(squares.clamp_min(0), self.ridge)  # rounding may leave −0
 
-    def with_ridge(self, ridge: float) -> Diagonal:
-        return Diagonal(self.squares, ridge)
+    def with_ridge(self, ridge: float) -> DiagonalStructure:
+        return DiagonalStructure(self.squares, ridge)
 
-    def merged(self, other: Diagonal, ridge: float) -> Diagonal:
-        return Diagonal(self.squares + other.squares, ridge)
+    def merged(self, other: DiagonalStructure, ridge: float) -> DiagonalStructure:
+        return DiagonalStructure(self.squares + other.squares, ridge)
 
     def state(self) -> dict[str, Tensor]:
         return {"squares": self.squares}
 
     @classmethod
-    def from_state(cls, state: dict[str, Tensor], settings: dict, ridge: float) -> Diagonal:
+    def from_state(
+        cls, state: dict[str, Tensor], settings: dict[str, Any], ridge: float, linear: LinearShape | None = None
+    ) -> DiagonalStructure:
         return cls(state["squares"], ridge)
 
-    def to(self, device: torch.device) -> Diagonal:
-        return Diagonal(self.squares.to(device), self.ridge)
+    def to(self, device: torch.device) -> DiagonalStructure:
+        return DiagonalStructure(self.squares.to(device), self.ridge)

@@ -11,21 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssse.curvature.dense import DenseBuilder
-from ssse.curvature.diagonal import DiagonalBuilder
-from ssse.curvature.lowrank import LowRankBuilder
-from ssse.curvature.matrix_free import MatrixFree, RowSource
-from ssse.curvature.planning import (
-    Plan,
-    Task,
-    Wanted,
-    fits_preconditioner,
-    make_plan,
-)
-from ssse.curvature.recurrence import RecurrenceBuilder
+from ssse.curvature.choices import Ground, MatrixFree
+from ssse.curvature.matrix_free import MatrixFreeStructure, RowSource
+from ssse.curvature.planning import Plan, Task, Wanted, make_plan
 from ssse.curvature.structure import Builder, Structure
-from ssse.curvature.truncated import TruncatedBuilder
-from ssse.errors import InvalidData, InvalidSetting, PrecisionLost
+from ssse.errors import InvalidData, PrecisionLost
 from ssse.problem.batches import (
     Batch,
     check_repeatable,
@@ -34,7 +24,6 @@ from ssse.problem.batches import (
     regroup,
 )
 from ssse.problem.fingerprint import Fingerprint
-from ssse.problem.parameters import make_blocks
 from ssse.problem.problem import PROBE_SAMPLES, Problem
 from ssse.rows.autodiff import held as held_rows
 from ssse.rows.held import LinearRows, Rows
@@ -84,22 +73,17 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Iteration:
-    """Settings of `matrix_free` alone."""
+class Prepared:
+    """A fit that was planned and not run yet. `batches`: all of the data, its first batches among them."""
 
-    preconditioner: str = "auto"
-    tolerance: float | None = None
-    max_iterations: int = 1000
-
-    def __post_init__(self) -> None:
-        if self.tolerance is not None and not 0 < self.tolerance < 1:
-            raise InvalidSetting(f"tolerance is a relative residual between 0 and 1, not {self.tolerance}.")
-        if self.max_iterations < 1:
-            raise InvalidSetting(f"max_iterations must be at least 1, not {self.max_iterations}.")
+    plan: Plan
+    batches: Iterator[Batch]
+    total: int | None
+    budget: int
 
 
-def plan_fit(problem: Problem, data: Iterable[Any], wanted: Wanted, budget: int | str | None) -> tuple[Plan, Iterator]:
-    """Look at the first batch, refuse what cannot work, and choose; also returns the whole of the data."""
+def prepare(problem: Problem, data: Iterable[Any], wanted: Wanted, budget: int | str | None) -> Prepared:
+    """Look at the first batch, refuse what cannot work, and choose."""
     check_repeatable(data)
     stream = iter(data)
     seen: list[Batch] = []  # two samples at least: one alone cannot show cross-talk
@@ -110,10 +94,10 @@ def plan_fit(problem: Problem, data: Iterable[Any], wanted: Wanted, budget: int 
         raise InvalidData("The training data is empty.")
     trial = next(regroup(seen, min(PROBE_SAMPLES, sum(len(y) for _, y in seen))))
     problem.probe(trial)
-    free = memory_budget(problem.device, budget)
-    task = Task(problem, count_samples(data), free, 0.0 if problem.linear else _row_seconds(problem, trial))
-    plan = make_plan(task, wanted)
-    return plan, itertools.chain(seen, (read_batch(batch, problem.device) for batch in stream))
+    free, total = memory_budget(problem.device, budget), count_samples(data)
+    task = Task(problem, total, free, 0.0 if problem.linear else _row_seconds(problem, trial))
+    rest = (read_batch(batch, problem.device) for batch in stream)
+    return Prepared(make_plan(task, wanted), itertools.chain(seen, rest), total, free)
 
 
 def _row_seconds(problem: Problem, batch: Batch) -> float:
@@ -128,26 +112,23 @@ def _row_seconds(problem: Problem, batch: Batch) -> float:
 
 
 def fit_structure(
-    problem: Problem,
-    data: Iterable[Any],
-    wanted: Wanted,
-    damping: float,
-    budget: int | str | None = None,
-    iteration: Iteration | None = None,
-    progress: bool = True,
+    problem: Problem, data: Iterable[Any], prepared: Prepared, damping: float, progress: bool = True
 ) -> Fitted:
-    plan, batches = plan_fit(problem, data, wanted, budget)
-    total = count_samples(data)
-    tracked = track(regroup(batches, plan.group), total, "curvature", progress)
-    if plan.structure == "matrix_free":
-        budget_bytes = memory_budget(problem.device, budget)
-        return _fit_matrix_free(problem, data, tracked, plan, damping, iteration or Iteration(), budget_bytes)
+    plan = prepared.plan
+    batches = track(regroup(prepared.batches, plan.group), prepared.total, "curvature", progress)
     # Rows that are kept are found again by their sample; the salt ties those digests to this model.
-    salt = bytes.fromhex(Fingerprint.of(problem).theta)[:16] if plan.structure == "lowrank" else None
-    builder = _make_builder(problem, plan, total, damping, salt)
+    salt = bytes.fromhex(Fingerprint.of(problem).theta)[:16] if plan.structure.kind == "lowrank" else b""
+    ground = Ground(
+        problem.layout, problem.linear, plan.blocks, plan.dtype, problem.device, prepared.total, damping, salt,
+        prepared.budget,
+    )  # fmt: skip
+    builder = plan.structure.builder(ground)
+    if isinstance(plan.structure, MatrixFree):
+        return _fit_matrix_free(problem, data, batches, plan, plan.structure, builder, damping, prepared.budget)
+    assert builder is not None
     sums, probe = Sums(), None
-    for batch in tracked:
-        rows, measured = measure_held(problem, plan.kind, batch, salt)
+    for batch in batches:
+        rows, measured = measure_held(problem, plan.kind, batch, salt or None)
         builder.add(rows)
         sums.add(measured)
         probe = measured.gradient if probe is None else probe
@@ -156,6 +137,26 @@ def fit_structure(
         structure = builder.build(sums.count * damping)
     _check_precision(structure, gradient if probe is None else probe)
     return Fitted(structure, plan, sums.count, sums.loss, gradient.to(problem.dtype))
+
+
+class KeptRows:
+    """The rows of a linear model while they fit into half of the memory budget; of other models none."""
+
+    def __init__(self, problem: Problem, budget: int):
+        self._rows: list[Rows] | None = [] if problem.linear is not None else None
+        self._bytes, self._most = 0, 0.5 * budget
+
+    def add(self, rows: Rows) -> None:
+        if self._rows is None or not isinstance(rows, LinearRows):
+            return
+        self._bytes += sum(t.numel() * t.element_size() for t in rows.tensors().values())
+        self._rows.append(rows)
+        if self._bytes >= self._most:
+            self._rows = None
+
+    def source(self) -> RowSource | None:
+        kept = self._rows
+        return None if kept is None else lambda: kept
 
 
 def row_source(problem: Problem, kind: RowKind, data: Iterable[Any], group: int) -> RowSource:
@@ -174,27 +175,22 @@ def row_source(problem: Problem, kind: RowKind, data: Iterable[Any], group: int)
 
 
 def bind_data(
-    structure: MatrixFree,
+    structure: MatrixFreeStructure,
     problem: Problem,
     kind: RowKind,
     data: Iterable[Any],
     group: int,
     expected: int,
     mean_loss: float | None = None,
-) -> MatrixFree:
+) -> MatrixFreeStructure:
     """Give a stored or reduced matrix-free curvature the training data that it stands for."""
     check_repeatable(data)
     source = row_source(problem, kind, data, group)
-    held: list[Rows] | None = [] if problem.linear is not None else None
-    count, loss, held_bytes, budget = 0, 0.0, 0, memory_budget(problem.device, None)
+    count, loss, kept = 0, 0.0, KeptRows(problem, memory_budget(problem.device, None))
     for batch in regroup((read_batch(b, problem.device) for b in data), group):
-        count += len(batch[1])
         measured = measure(problem, kind, batch)
-        loss += measured.loss
-        if held is not None and isinstance(measured.rows, LinearRows):
-            held_bytes += sum(t.numel() * t.element_size() for t in measured.rows.tensors().values())
-            held.append(measured.rows)
-            held = held if held_bytes < 0.5 * budget else None
+        count, loss = count + measured.count, loss + measured.loss
+        kept.add(measured.rows)
     if count != expected:
         raise InvalidData(
             f"The training data holds {count} samples; this curvature stands for {expected}. Pass the data it was "
@@ -205,23 +201,7 @@ def bind_data(
             f"This is not the data that the curvature was fitted on: its mean loss is {loss / count:.6g}, then it was "
             f"{mean_loss:.6g}."
         )
-    kept = held
-    return structure.bound((lambda: kept) if kept is not None else source)
-
-
-def _make_builder(problem: Problem, plan: Plan, n: int | None, damping: float, salt: bytes | None) -> Builder:
-    dim, device = problem.layout.dim, problem.device
-    if plan.structure == "dense":
-        return DenseBuilder(plan.blocks, plan.dtype, device)
-    if plan.structure == "lowrank":
-        if plan.rank:
-            return TruncatedBuilder(plan.rank, plan.dtype)
-        return LowRankBuilder(salt or b"", plan.dtype, plan.blocks)
-    if plan.structure == "diagonal":
-        return DiagonalBuilder(dim, plan.dtype, device)
-    if plan.structure == "recurrence" and n is not None:
-        return RecurrenceBuilder(plan.blocks, n, damping, plan.dtype, device)
-    raise InvalidSetting(f"No builder for structure {plan.structure!r}.")
+    return structure.bound(kept.source() or source)
 
 
 def _fit_matrix_free(
@@ -229,63 +209,34 @@ def _fit_matrix_free(
     data: Iterable[Any],
     batches: Iterable[Batch],
     plan: Plan,
+    chosen: MatrixFree,
+    builder: Builder | None,
     damping: float,
-    iteration: Iteration,
     budget: int,
 ) -> Fitted:
     """The sums over the data, the preconditioner, and the rows themselves where they are small."""
     if problem.linear is None:  # later products must see θ* even if the user's model has moved on
         problem = problem.copied()
-    builder = _preconditioner_builder(problem, plan, iteration.preconditioner, budget)
-    source = row_source(problem, plan.kind, data, plan.group)
-    held: list[Rows] | None = [] if problem.linear is not None else None
-    sums, held_bytes = Sums(), 0
+    source = row_source(problem, plan.kind, data, plan.group)  # before the long pass: it refuses what ends after one
+    sums, kept = Sums(), KeptRows(problem, budget)
     for batch in batches:
         measured = measure(problem, plan.kind, batch)
-        rows = measured.rows
         if builder is not None:
-            builder.add(held_rows(rows))
-        if held is not None and isinstance(rows, LinearRows):
-            held_bytes += sum(t.numel() * t.element_size() for t in rows.tensors().values())
-            held.append(rows)
-            held = held if held_bytes < 0.5 * budget else None
+            builder.add(held_rows(measured.rows))
+        kept.add(measured.rows)
         sums.add(measured)
     gradient = sums.checked_gradient()
     ridge = sums.count * damping
     preconditioner = None if builder is None else builder.build(ridge)
-    kept = held
-    structure = MatrixFree(
-        (lambda: kept) if kept is not None else source,
-        ridge,
-        preconditioner,
-        iteration.tolerance,
-        iteration.max_iterations,
+    structure = MatrixFreeStructure(
+        kept.source() or source, ridge, preconditioner, chosen.tolerance, chosen.max_iterations
     )
     return Fitted(structure, plan, sums.count, sums.loss, gradient.to(problem.dtype))
 
 
-def _preconditioner_builder(problem: Problem, plan: Plan, choice: str, budget: int) -> Builder | None:
-    """A block per output where the model is linear and they fit, the diagonal where not; else none."""
-    size = torch.empty((), dtype=plan.dtype).element_size()
-    if choice == "auto":
-        fits = problem.linear is not None and fits_preconditioner(problem.linear, size, budget)
-        choice = "dense" if fits else "diagonal" if problem.linear is not None else "none"
-    if choice == "none":
-        return None
-    if choice == "diagonal":
-        return DiagonalBuilder(problem.layout.dim, plan.dtype, problem.device)
-    if choice == "dense":
-        spec = "output" if problem.linear is not None else "parameter"
-        return DenseBuilder(make_blocks(problem.layout, spec, problem.linear), plan.dtype, problem.device)
-    raise InvalidSetting(f'preconditioner must be "auto", "none", "diagonal" or "dense", not {choice!r}.')
-
-
 def _check_precision(structure: Structure, probe: Tensor) -> None:
     """Solve for the first batch's gradient and measure the error; λ is never raised to hide it."""
-    measure_error = getattr(structure, "solve_error", None)
-    if measure_error is None:
-        return
-    error, where = measure_error(probe)
+    error, where = structure.solve_error(probe)
     if not error <= ACCEPTED_SOLVE_ERROR:
         finer = "dtype=torch.float64, " if probe.dtype != torch.float64 else ""
         raise PrecisionLost(

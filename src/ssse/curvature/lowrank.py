@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,14 +70,14 @@ class LowRankBuilder(Builder):
             top += part.count
         return square
 
-    def build(self, ridge: float) -> LowRank:
+    def build(self, ridge: float) -> LowRankStructure:
         self.close_tile()
         blocks = self.blocks or (everything(self.parts[0].dim),)
         grams = [DampedGram.factorise(self.kernel(block), ridge, block.name) for block in blocks]
-        return LowRank(StackedRows(self.parts), blocks, grams, ridge, self.salt)
+        return LowRankStructure(StackedRows(self.parts), blocks, grams, ridge, self.salt)
 
 
-class LowRank(Structure):
+class LowRankStructure(Structure):
     """M, block-diagonal, in the dual form: the rows once, and for each block an m×m kernel of its columns.
 
     Rows are left out by leaving them out: those of S are found again among the stored ones by a keyed
@@ -84,6 +85,7 @@ class LowRank(Structure):
     """
 
     kind = "lowrank"
+    knows_samples = True
 
     def __init__(
         self, rows: StackedRows, blocks: Sequence[Block], grams: Sequence[DampedGram], ridge: float, salt: bytes
@@ -112,7 +114,7 @@ class LowRank(Structure):
                 worst, where = leverages, block.name
         return LeftOut(out, worst, total, where)
 
-    def remove(self, rows: Iterable[HeldRows]) -> LowRank:
+    def remove(self, rows: Iterable[HeldRows]) -> LowRankStructure:
         index, missing = self._find(StackedRows(list(rows)))
         if missing:
             raise InvalidData(f"{missing} of the rows to remove are not among the curvature's rows.")
@@ -123,12 +125,14 @@ class LowRank(Structure):
             DampedGram.factorise(gram.gram()[kept][:, kept], self.ridge, gram.name)  # no product is made again
             for gram in self.grams
         ]
-        return LowRank(self.rows.select(kept), self.blocks, grams, self.ridge, self.salt)
+        return LowRankStructure(self.rows.select(kept), self.blocks, grams, self.ridge, self.salt)
 
-    def with_ridge(self, ridge: float) -> LowRank:
-        return LowRank(self.rows, self.blocks, [gram.with_ridge(ridge) for gram in self.grams], ridge, self.salt)
+    def with_ridge(self, ridge: float) -> LowRankStructure:
+        return LowRankStructure(
+            self.rows, self.blocks, [gram.with_ridge(ridge) for gram in self.grams], ridge, self.salt
+        )
 
-    def merged(self, other: LowRank, ridge: float) -> LowRank:
+    def merged(self, other: LowRankStructure, ridge: float) -> LowRankStructure:
         builder = LowRankBuilder(self.salt, blocks=self.blocks)
         builder.parts = [*self.rows.parts, *other.rows.parts]
         return builder.build(ridge)
@@ -146,9 +150,9 @@ class LowRank(Structure):
 
     @classmethod
     def from_state(
-        cls, state: dict[str, Tensor], settings: dict, ridge: float, shape: LinearShape | None = None
-    ) -> LowRank:
-        rows = rows_from_tensors({k: v for k, v in state.items() if not k.startswith("dual.")}, shape)
+        cls, state: dict[str, Tensor], settings: dict[str, Any], ridge: float, linear: LinearShape | None = None
+    ) -> LowRankStructure:
+        rows = rows_from_tensors({k: v for k, v in state.items() if not k.startswith("dual.")}, linear)
         blocks = [Block(name, tuple((a, b) for a, b in ranges)) for name, ranges in settings.get("blocks", ())]
         blocks = blocks or [everything(rows.dim)]
         grams = [
@@ -157,16 +161,16 @@ class LowRank(Structure):
         ]
         return cls(rows, blocks, grams, ridge, bytes.fromhex(settings["salt"]))
 
-    def settings(self) -> dict[str, object]:
+    def settings(self) -> dict[str, Any]:
         """Without blocks where there is one over everything: so it was stored before there were blocks."""
-        settings: dict[str, object] = {"salt": self.salt.hex()}
+        settings: dict[str, Any] = {"salt": self.salt.hex()}
         if self.blocks != (everything(self.rows.dim),):
             settings["blocks"] = [[block.name, [list(r) for r in block.ranges]] for block in self.blocks]
         return settings
 
-    def to(self, device: torch.device) -> LowRank:
+    def to(self, device: torch.device) -> LowRankStructure:
         grams = [gram.to(device) for gram in self.grams]
-        return LowRank(self.rows.to(device), self.blocks, grams, self.ridge, self.salt)
+        return LowRankStructure(self.rows.to(device), self.blocks, grams, self.ridge, self.salt)
 
     def count_missing(self, digests: Tensor) -> int:
         """How many of these samples are not among the stored ones."""

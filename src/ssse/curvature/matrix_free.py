@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ssse.curvature.conjugate_gradients import Solved, conjugate_gradients, dot, usual_tolerance
+from ssse.curvature.dense import DenseStructure
+from ssse.curvature.diagonal import DiagonalStructure
 from ssse.curvature.structure import LeftOut, Structure
 from ssse.errors import InvalidSetting
+from ssse.problem.parameters import LinearShape
 from ssse.rows.autodiff import held
 from ssse.rows.held import HeldRows, Rows
 
 RowSource = Callable[[], Iterable[Rows]]
 
 
-@dataclass(frozen=True)
-class Solved:
-    """A solution by conjugate gradients, with its own account of how good it is."""
-
-    x: Tensor
-    iterations: int
-    residual: float  # ‖v − Ax‖/‖v‖
-    converged: bool
-    leverage: float  # the largest share of pᵀMp that the left-out rows had along any direction p tried
-    indefinite: bool
-
-
-class MatrixFree(Structure):
+class MatrixFreeStructure(Structure):
     """M x = Σ_batches Rᵀ(Rx) + ridge·x, solved by preconditioned conjugate gradients.
 
     The most exact structure for a network, and the only one that needs the training data when erasing.
@@ -36,6 +28,7 @@ class MatrixFree(Structure):
     """
 
     kind = "matrix_free"
+    reads_data = True
 
     def __init__(
         self,
@@ -49,57 +42,52 @@ class MatrixFree(Structure):
         self.tolerance, self.max_iterations = tolerance, max_iterations
 
     def solve(self, v: Tensor) -> Tensor:
-        return self.conjugate_gradients(v).x
+        return self._iterate(v)[0].x
 
     def leave_out(self, rows: HeldRows | None, v: Tensor) -> LeftOut:
-        solved = self.conjugate_gradients(v, without=rows)
-        note = f"{solved.iterations} steps of conjugate gradients, relative residual {solved.residual:.1e}"
-        if not solved.converged:
-            note += f", not below the tolerance {self._tolerance(v):.0e}"
-        leverages = torch.tensor([solved.leverage], dtype=torch.float64)
-        return LeftOut(solved.x, leverages, torch.nan, "all", solved.indefinite, converged=solved.converged, note=note)
+        solved, leverage = self._iterate(v, without=rows)
+        leverages = torch.tensor([leverage], dtype=torch.float64)
+        return LeftOut(
+            solved.x, leverages, torch.nan, "all", solved.indefinite, converged=solved.converged, note=str(solved)
+        )
 
-    def remove(self, rows: Iterable[HeldRows]) -> MatrixFree:
+    def remove(self, rows: Iterable[HeldRows]) -> MatrixFreeStructure:
         """Without a source: the next request must bring the training data that remains."""
         preconditioner = self.preconditioner
         if preconditioner is not None:
             preconditioner = preconditioner.remove(held(part) for part in rows)
-        return MatrixFree(None, self.ridge, preconditioner, self.tolerance, self.max_iterations)
+        return MatrixFreeStructure(None, self.ridge, preconditioner, self.tolerance, self.max_iterations)
 
-    def bound(self, source: RowSource) -> MatrixFree:
-        return MatrixFree(source, self.ridge, self.preconditioner, self.tolerance, self.max_iterations)
+    def bound(self, source: RowSource) -> MatrixFreeStructure:
+        return MatrixFreeStructure(source, self.ridge, self.preconditioner, self.tolerance, self.max_iterations)
 
-    def with_ridge(self, ridge: float) -> MatrixFree:
+    def with_ridge(self, ridge: float) -> MatrixFreeStructure:
         preconditioner = None if self.preconditioner is None else self.preconditioner.with_ridge(ridge)
-        return MatrixFree(self.source, ridge, preconditioner, self.tolerance, self.max_iterations)
+        return MatrixFreeStructure(self.source, ridge, preconditioner, self.tolerance, self.max_iterations)
 
-    def conjugate_gradients(self, v: Tensor, without: Rows | None = None) -> Solved:
-        """Solve (M − R_SᵀR_S) x = v, from x = 0."""
-        tolerance = self._tolerance(v)
-        x, r = torch.zeros_like(v), v.clone()
-        z = self._precondition(r)
-        p, rz = z.clone(), _dot(r, z)
-        target, leverage = tolerance * float(v.norm()), 0.0
-        iterations, indefinite = 0, False
-        while float(r.norm()) > target and iterations < self.max_iterations:
-            product, removed = self._product(p, without)
-            curvature = _dot(p, product)
-            share = _dot(p, removed) / max(curvature + _dot(p, removed), torch.finfo(torch.float64).tiny)
-            leverage = max(leverage, share)
-            if curvature <= 0:
-                indefinite = True
-                break
-            step = rz / curvature
-            x.add_(p, alpha=step)
-            r.sub_(product, alpha=step)
-            z = self._precondition(r)
-            rz, previous = _dot(r, z), rz
-            p = z.add(p, alpha=rz / previous)
-            iterations += 1
-        if not indefinite:
-            r = v - self._product(x, without)[0]  # the true one: the recursion's drifts from it
-        residual = float(r.norm()) / max(float(v.norm()), torch.finfo(v.dtype).tiny)
-        return Solved(x, iterations, residual, residual <= 2 * tolerance, leverage, indefinite)
+    def _iterate(self, v: Tensor, without: Rows | None = None) -> tuple[Solved, float]:
+        """Solve (M − R_SᵀR_S) x = v; also the largest share of pᵀMp that R_S had along any direction p tried."""
+        leverage, removed = 0.0, torch.zeros_like(v)
+
+        def product(p: Tensor) -> Tensor:
+            nonlocal removed
+            image, removed = self._product(p, without)
+            return image
+
+        def observe(p: Tensor, curvature: float) -> None:
+            nonlocal leverage
+            share = float(dot(p, removed))
+            leverage = max(leverage, share / max(curvature + share, torch.finfo(torch.float64).tiny))
+
+        solved = conjugate_gradients(
+            product,
+            v,
+            tolerance=self.tolerance or usual_tolerance(v.dtype),
+            max_iterations=self.max_iterations,
+            precondition=self._precondition,
+            observe=observe,
+        )
+        return solved, leverage
 
     def _product(self, p: Tensor, without: Rows | None) -> tuple[Tensor, Tensor]:
         """(M − R_SᵀR_S) p and R_SᵀR_S p."""
@@ -117,9 +105,6 @@ class MatrixFree(Structure):
     def _precondition(self, r: Tensor) -> Tensor:
         return r / self.ridge if self.preconditioner is None else self.preconditioner.solve(r)
 
-    def _tolerance(self, v: Tensor) -> float:
-        return self.tolerance or (1e-10 if v.dtype == torch.float64 else 1e-4)
-
     def state(self) -> dict[str, Tensor]:
         return {} if self.preconditioner is None else self.preconditioner.state()
 
@@ -131,10 +116,14 @@ class MatrixFree(Structure):
             "preconditioner": None if inner is None else {"kind": inner.kind, "settings": inner.settings()},
         }
 
-    def to(self, device: torch.device) -> MatrixFree:
+    @classmethod
+    def from_state(
+        cls, state: dict[str, Tensor], settings: dict[str, Any], ridge: float, linear: LinearShape | None = None
+    ) -> MatrixFreeStructure:
+        inner, kinds = settings["preconditioner"], {kind.kind: kind for kind in (DenseStructure, DiagonalStructure)}
+        preconditioner = inner and kinds[inner["kind"]].from_state(state, inner["settings"], ridge)
+        return cls(None, ridge, preconditioner, settings["tolerance"], settings["max_iterations"])
+
+    def to(self, device: torch.device) -> MatrixFreeStructure:
         inner = None if self.preconditioner is None else self.preconditioner.to(device)
-        return MatrixFree(None, self.ridge, inner, self.tolerance, self.max_iterations)
-
-
-def _dot(a: Tensor, b: Tensor) -> float:
-    return float(torch.dot(a.double(), b.double()))
+        return MatrixFreeStructure(None, self.ridge, inner, self.tolerance, self.max_iterations)

@@ -7,6 +7,7 @@ reference that the other structures are tested against; not for use.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from ssse.curvature.structure import (
     woodbury,
 )
 from ssse.errors import InvalidSetting, NotPositiveDefinite
-from ssse.problem.parameters import Block
+from ssse.problem.parameters import Block, LinearShape
 from ssse.rows.held import HeldRows
 
 
@@ -35,12 +36,12 @@ class RecurrenceBuilder(Builder):
             for g in block.take(matrix, dim=1).to(inverse.dtype):
                 rank_one_update(inverse, g, self.n)
 
-    def build(self, ridge: float) -> Recurrence:
+    def build(self, ridge: float) -> RecurrenceStructure:
         if abs(ridge - self.n * self.damping) > 1e-9 * ridge:
             raise InvalidSetting(
                 f"The recurrence was started for {self.n} samples; the data held {ridge / self.damping:.0f}."
             )
-        return Recurrence(self.blocks, self.inverses, self.n, ridge)
+        return RecurrenceStructure(self.blocks, self.inverses, self.n, ridge)
 
 
 def rank_one_update(inverse: Tensor, g: Tensor, n: float) -> None:
@@ -51,7 +52,7 @@ def rank_one_update(inverse: Tensor, g: Tensor, n: float) -> None:
     inverse.addr_(u, u, alpha=-1.0 / (n + leverage))
 
 
-class Recurrence(Structure):
+class RecurrenceStructure(Structure):
     kind = "recurrence"
 
     def __init__(self, blocks: Sequence[Block], inverses: Sequence[Tensor], n: int, ridge: float):
@@ -76,16 +77,16 @@ class Recurrence(Structure):
                 worst, where = result.leverages, block.name
         return LeftOut(out, worst, total, where, indefinite=bool(worst[0] >= 1))
 
-    def remove(self, rows: Iterable[HeldRows]) -> Recurrence:
+    def remove(self, rows: Iterable[HeldRows]) -> RecurrenceStructure:
         inverses = [inverse.clone() for inverse in self.inverses]
         for part in rows:
             matrix = part.matrix()
             for block, inverse in zip(self.blocks, inverses, strict=True):
                 for g in block.take(matrix, dim=1).to(inverse.dtype):
                     rank_one_update(inverse, g, -self.n)  # −n turns the addition of ggᵀ/n into its removal
-        return Recurrence(self.blocks, inverses, self.n, self.ridge)
+        return RecurrenceStructure(self.blocks, inverses, self.n, self.ridge)
 
-    def with_ridge(self, ridge: float) -> Recurrence:
+    def with_ridge(self, ridge: float) -> RecurrenceStructure:
         raise InvalidSetting(
             "The recurrence starts from λ and cannot change it afterwards. Fit again, or use structure='dense'."
         )
@@ -93,13 +94,15 @@ class Recurrence(Structure):
     def state(self) -> dict[str, Tensor]:
         return {f"{i}.inverse": inverse for i, inverse in enumerate(self.inverses)}
 
-    def settings(self) -> dict[str, object]:
+    def settings(self) -> dict[str, Any]:
         return {"n": self.n, "blocks": [[block.name, [list(r) for r in block.ranges]] for block in self.blocks]}
 
     @classmethod
-    def from_state(cls, state: dict[str, Tensor], settings: dict, ridge: float) -> Recurrence:
+    def from_state(
+        cls, state: dict[str, Tensor], settings: dict[str, Any], ridge: float, linear: LinearShape | None = None
+    ) -> RecurrenceStructure:
         blocks = [Block(name, tuple((a, b) for a, b in ranges)) for name, ranges in settings["blocks"]]
         return cls(blocks, [state[f"{i}.inverse"] for i in range(len(blocks))], settings["n"], ridge)
 
-    def to(self, device: torch.device) -> Recurrence:
-        return Recurrence(self.blocks, [f.to(device) for f in self.inverses], self.n, self.ridge)
+    def to(self, device: torch.device) -> RecurrenceStructure:
+        return RecurrenceStructure(self.blocks, [f.to(device) for f in self.inverses], self.n, self.ridge)

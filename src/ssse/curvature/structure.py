@@ -5,10 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ssse.errors import InvalidSetting
+from ssse.problem.parameters import Block, LinearShape
 from ssse.rows.held import HeldRows
 
 
@@ -39,9 +42,19 @@ class LeftOut:
 
 
 class Structure(ABC):
-    """M = RᵀR + ridge·I in some form, ridge = nλ: factorised once, solved many times."""
+    """M = RᵀR + ridge·I in some form, ridge = nλ: factorised once, solved many times.
 
-    kind: str
+    Attributes:
+        kind: its name in files. blocks: what M is cut into, where it is; nothing between them is held.
+        reads_data: whether erasing needs the training data. knows_samples: whether rows are held by their sample, so
+        that one that was never there is noticed. complete: whether all of the curvature inside the blocks is held.
+    """
+
+    kind: ClassVar[str]
+    reads_data: ClassVar[bool] = False
+    knows_samples: ClassVar[bool] = False
+    complete: ClassVar[bool] = True
+    blocks: tuple[Block, ...] = ()
     ridge: float
 
     @abstractmethod
@@ -64,12 +77,27 @@ class Structure(ABC):
     def state(self) -> dict[str, Tensor]:
         """Every tensor that has to be stored, by name."""
 
+    @classmethod
+    @abstractmethod
+    def from_state(
+        cls, state: dict[str, Tensor], settings: dict[str, Any], ridge: float, linear: LinearShape | None = None
+    ) -> Structure:
+        """As `state` and `settings` were stored; `linear`: the shape of θ where it is one linear layer."""
+
     @abstractmethod
     def to(self, device: torch.device) -> Structure: ...
 
-    def settings(self) -> dict[str, object]:
+    def settings(self) -> dict[str, Any]:
         """What has to be stored besides tensors."""
         return {}
+
+    def merged(self, other: Any, ridge: float) -> Structure:
+        """RᵀR summed over two shards of the data, each with such a structure."""
+        raise InvalidSetting(f"Curvatures with structure '{self.kind}' cannot be merged.")
+
+    def solve_error(self, v: Tensor) -> tuple[float, str]:
+        """The largest measured relative error of `solve(v)` over the blocks, and the block it is in."""
+        return 0.0, ""
 
 
 class Builder(ABC):

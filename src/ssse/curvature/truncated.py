@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from ssse.curvature.structure import (
     close_gap,
 )
 from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite
+from ssse.problem.parameters import LinearShape
 from ssse.rows.held import HeldRows, StackedRows
 
 
@@ -31,7 +33,7 @@ class TruncatedBuilder(Builder):
     def add(self, rows: HeldRows) -> None:
         self.full.add(rows)
 
-    def build(self, ridge: float) -> Truncated:
+    def build(self, ridge: float) -> TruncatedStructure:
         """In float64 throughout: eigenvectors of small eigenvalues of RRᵀ lose orthogonality in float32."""
         self.full.close_tile()
         dtype = next(iter(self.full.parts[0].tensors().values())).dtype
@@ -46,10 +48,10 @@ class TruncatedBuilder(Builder):
         basis = torch.linalg.qr(rows.transposed_times(vectors) / values.sqrt()).Q  # Vᵀ = Σ⁻¹UᵀR, made orthonormal
         inside = rows.times(basis)
         core = DampedGram.factorise((inside.mT @ inside).to(dtype), ridge, "directions")
-        return Truncated(basis.mT.contiguous().to(dtype), core, ridge)
+        return TruncatedStructure(basis.mT.contiguous().to(dtype), core, ridge)
 
 
-class Truncated(Structure):
+class TruncatedStructure(Structure):
     """M = Vᵀ T V + ridge·I, V orthonormal rows (r×d), T the curvature inside their span.
 
     Outside the span only the damping acts. Rows are removed inside the span: subtracting more than was
@@ -57,6 +59,7 @@ class Truncated(Structure):
     """
 
     kind = "truncated"
+    complete = False
 
     def __init__(self, basis: Tensor, core: DampedGram, ridge: float):
         self.basis, self.core, self.ridge = basis, core, ridge
@@ -78,16 +81,16 @@ class Truncated(Structure):
             return LeftOut(torch.full_like(v, torch.nan), leverages, torch.nan, "directions", indefinite=True)
         return LeftOut(self._lifted(v, core), leverages, float(leverages.sum()), "directions")
 
-    def remove(self, rows: Iterable[HeldRows]) -> Truncated:
+    def remove(self, rows: Iterable[HeldRows]) -> TruncatedStructure:
         """Inside the span, and without the directions that are then empty: they would be the removed rows'."""
         values, vectors = torch.linalg.eigh(self._core_without(rows).gram().double())  # of the lower triangle
         kept = values > float(values[-1]) * len(values) * torch.finfo(self.basis.dtype).eps
         basis = (vectors[:, kept].mT @ self.basis.double()).to(self.basis.dtype)
         core = torch.diag(values[kept]).to(self.basis.dtype)
-        return Truncated(basis, DampedGram.factorise(core, self.ridge, "directions"), self.ridge)
+        return TruncatedStructure(basis, DampedGram.factorise(core, self.ridge, "directions"), self.ridge)
 
-    def with_ridge(self, ridge: float) -> Truncated:
-        return Truncated(self.basis, self.core.with_ridge(ridge), ridge)
+    def with_ridge(self, ridge: float) -> TruncatedStructure:
+        return TruncatedStructure(self.basis, self.core.with_ridge(ridge), ridge)
 
     def solve_error(self, v: Tensor) -> tuple[float, str]:
         return self.core.solve_error(self.basis @ v.to(self.basis.dtype)), "directions"
@@ -96,11 +99,13 @@ class Truncated(Structure):
         return {"basis": self.basis, "square": self.core.square, "pivots": self.core.pivots}
 
     @classmethod
-    def from_state(cls, state: dict[str, Tensor], settings: dict, ridge: float) -> Truncated:
+    def from_state(
+        cls, state: dict[str, Tensor], settings: dict[str, Any], ridge: float, linear: LinearShape | None = None
+    ) -> TruncatedStructure:
         return cls(state["basis"], DampedGram(state["square"], state["pivots"], ridge, "directions"), ridge)
 
-    def to(self, device: torch.device) -> Truncated:
-        return Truncated(self.basis.to(device), self.core.to(device), self.ridge)
+    def to(self, device: torch.device) -> TruncatedStructure:
+        return TruncatedStructure(self.basis.to(device), self.core.to(device), self.ridge)
 
     def _core_without(self, rows: Iterable[HeldRows]) -> DampedGram:
         square = self.core.gram()

@@ -8,12 +8,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from ssse.curvature.curvature import Curvature
-from ssse.curvature.dense import Dense
-from ssse.curvature.diagonal import Diagonal
-from ssse.curvature.lowrank import LowRank
-from ssse.curvature.matrix_free import MatrixFree
 from ssse.curvature.structure import LeftOut
-from ssse.curvature.truncated import Truncated
 from ssse.problem.problem import Problem
 from ssse.verdict import Assessment, number
 
@@ -122,9 +117,9 @@ def doubts(found: Diagnostics, curvature: Curvature) -> list[str]:
     structure = curvature.structure
     coupled = curvature.linear is not None and curvature.linear.outputs > 1 and curvature.loss not in UNCOUPLED
     whole = 1 if coupled or curvature.linear is None else curvature.linear.outputs
-    if isinstance(structure, (Dense, LowRank)) and len(structure.blocks) > whole:
+    if len(structure.blocks) > whole:
         reasons.append(f"The curvature between its {len(structure.blocks)} blocks is left out.")
-    if isinstance(structure, (Diagonal, Truncated)):
+    if not structure.complete:
         reasons.append(f"Structure '{structure.kind}' keeps only a part of the curvature.")
     decay, damping = curvature.weight_decay, curvature.damping
     if not 0.5 * decay <= damping <= 2 * decay * (1 + curvature.erased / curvature.n):
@@ -139,16 +134,16 @@ def _source(curvature: Curvature) -> str:
     return "" if curvature.calibrated is None else curvature.calibrated.source
 
 
-def notes_on(curvature: Curvature, problem: Problem, left: LeftOut) -> tuple[str, ...]:
+def notes_on(curvature: Curvature, problem: Problem, solved: LeftOut) -> tuple[str, ...]:
     notes = []
     if curvature.partial:
         notes.append(f"Only {', '.join(curvature.layout.names)} can change; the rest of the model stays as it is.")
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in problem.model.modules()):
         notes.append("BatchNorm's running statistics still contain the forgotten samples.")
-    if isinstance(curvature.structure, MatrixFree):
+    if curvature.structure.reads_data:
         notes.append("The leverage is a lower bound, from the directions that the solver tried.")
-    if left.note:
-        notes.append(left.note + ".")
+    if solved.note:
+        notes.append(solved.note + ".")
     if curvature.gradient is None:
         notes.append("‖∇L(θ*)‖ is not known after a rebase.")
     return tuple(notes)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ssse.curvature.curvature import Curvature, JointState
 from ssse.curvature.fit import bind_data
-from ssse.curvature.lowrank import LowRank
-from ssse.curvature.matrix_free import MatrixFree
+from ssse.curvature.lowrank import LowRankStructure
+from ssse.curvature.matrix_free import MatrixFreeStructure
 from ssse.curvature.structure import LeftOut
 from ssse.erasure.diagnostics import (
     Diagnostics,
@@ -24,20 +24,15 @@ from ssse.erasure.diagnostics import (
     judge,
     notes_on,
 )
-from ssse.erasure.request import check_request
+from ssse.erasure.request import Policy, Samples, check_settings, matching_problem, read_samples
 from ssse.errors import (
     DoesNotFit,
-    InvalidData,
     InvalidSetting,
     Refused,
 )
 from ssse.problem.batches import (
     Batch,
-    check_repeatable,
-    read_batch,
-    regroup,
 )
-from ssse.problem.fingerprint import Fingerprint
 from ssse.problem.losses import LossLike
 from ssse.problem.problem import Problem
 from ssse.rows.held import HeldRows, StackedRows
@@ -56,8 +51,7 @@ class _Request:
 
     problem: Problem
     curvature: Curvature
-    batches: list[Batch]
-    count: int
+    samples: Samples
 
     def rows(self) -> Iterator[HeldRows]:
         """Their rows, computed anew; for conjugate gradients they are not formed."""
@@ -66,35 +60,34 @@ class _Request:
 
     def measured(self) -> tuple[StackedRows, Tensor, float]:
         """All rows, Σ∇ℓ and Σℓ."""
-        parts, sums = [], []
-        for rows, found in self._measured():
-            parts.append(rows)
-            sums.append(found)
-        gradient = torch.stack([found.gradient for found in sums]).sum(0, dtype=torch.float64)
-        return StackedRows(parts), gradient.to(self.problem.dtype), sum(found.loss for found in sums)
-
-    def missing(self) -> int:
-        """Samples that the curvature does not know, where it knows its samples."""
-        structure = self.curvature.structure
-        if not isinstance(structure, LowRank) or self.curvature.kind.per_batch > 1:
-            return 0
-        digests = [torch.from_numpy(digest_samples(batch, structure.salt).view(np.int64)) for batch in self.batches]
-        return structure.count_missing(torch.cat(digests))
+        parts, sums = zip(*self._measured(), strict=True)
+        return StackedRows(list(parts)), *self._summed(sums)
 
     def slope(self) -> tuple[Tensor, float]:
         """Σ∇ℓ and Σℓ alone."""
         empirical = replace(self.curvature.kind, name="empirical")
-        sums = [measure(self.problem, empirical, batch) for batch in self.batches]
-        gradient = torch.stack([found.gradient for found in sums]).sum(0, dtype=torch.float64)
-        return gradient.to(self.problem.dtype), sum(found.loss for found in sums)
+        return self._summed([measure(self.problem, empirical, batch) for batch in self.samples.batches])
+
+    def missing(self) -> int:
+        """Samples that the curvature does not know, where it knows its samples."""
+        structure = self.curvature.structure
+        if not isinstance(structure, LowRankStructure) or self.curvature.kind.per_batch > 1:
+            return 0
+        batches = self.samples.batches
+        digests = [torch.from_numpy(digest_samples(batch, structure.salt).view(np.int64)) for batch in batches]
+        return structure.count_missing(torch.cat(digests))
+
+    def _summed(self, sums: Iterable[Measured]) -> tuple[Tensor, float]:
+        gradient = torch.stack([part.gradient for part in sums]).sum(0, dtype=torch.float64)
+        return gradient.to(self.problem.dtype), sum(part.loss for part in sums)
 
     def _measured(self) -> Iterator[tuple[HeldRows, Measured]]:
         structure = self.curvature.structure
-        salt = structure.salt if isinstance(structure, LowRank) else None
-        for batch in self.batches:
-            if isinstance(structure, MatrixFree):
-                found = measure(self.problem, self.curvature.kind, batch)
-                yield found.rows, found  # type: ignore[misc]  # as they are: only multiplied with
+        salt = structure.salt if isinstance(structure, LowRankStructure) else None
+        for batch in self.samples.batches:
+            if structure.reads_data:
+                part = measure(self.problem, self.curvature.kind, batch)
+                yield part.rows, part  # type: ignore[misc]  # as they are: only multiplied with
             else:
                 yield measure_held(self.problem, self.curvature.kind, batch, salt)
 
@@ -140,13 +133,13 @@ class Erasure:
 def erase(
     model: nn.Module,
     curvature: Curvature,
-    loss_fn: LossLike,
-    forget: Iterable[Any],
+    loss_fn: LossLike | None = None,
+    forget: Iterable[Any] | None = None,
     *,
     scale: float | None = None,
     leave_out: bool = True,
     residual: bool = False,
-    policy: str = "rebase",
+    policy: Policy = "rebase",
     data: Iterable[Any] | None = None,
 ) -> Erasure:
     """Erase samples from a trained model, from its curvature and those samples alone.
@@ -157,7 +150,8 @@ def erase(
         θ̂ = θ* + ε · n/(n−k) · M⁻¹ g_S           leave_out=False, the paper's Definition 3.1
 
     Args:
-        model: the model as it was when the curvature was fitted, in eval mode.
+        model: the model as it was when the curvature was fitted.
+        loss_fn: as in `Curvature.fit`; a named one may be left out: `erase(model, curvature, forget=batches)`.
         forget: batches of the samples to forget, exactly as they were in the training data.
         scale: ε; if not given, the one that `ssse.calibrate` stored with the curvature, else 1.
         leave_out: subtract the rows of S from the curvature, which needs nothing but S.
@@ -172,35 +166,22 @@ def erase(
         ModelMismatch: the model is not the one the curvature belongs to.
     """
     started = time.perf_counter()
-    problem, scale = check_request(
-        model, curvature, loss_fn, scale=scale, leave_out=leave_out, residual=residual, policy=policy
-    )
-    check_repeatable(forget)
+    scale = check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
+    problem = matching_problem(model, curvature, loss_fn)
     request = _read_request(problem, curvature, forget, leave_out)
     if data is not None:
-        if not isinstance(curvature.structure, MatrixFree):
-            raise InvalidSetting('Only structure="matrix_free" reads the training data; leave data= out.')
-        bound = bind_data(
-            curvature.structure,
-            request.problem,
-            curvature.kind,
-            data,
-            curvature.group,
-            curvature.n if curvature.joint is None or curvature.joint.leave_out else curvature.joint.n,
-            curvature.mean_loss,
-        )
-        curvature = replace(curvature, structure=bound)
+        curvature = _with_data(curvature, request.problem, data)
 
     rows, gradient, loss = request.measured() if leave_out else (None, *request.slope())
     origin = request.problem.theta()
-    gradient = gradient + request.count * curvature.weight_decay * origin
+    gradient = gradient + request.samples.count * curvature.weight_decay * origin
     removed = gradient if curvature.joint is None else gradient + curvature.joint.removed_gradient
     right = removed - _gradient_sum(curvature) if residual else removed
-    left = _solve(curvature, right, rows, request.count, 0 if leave_out else request.missing())
+    solved = _solve(curvature, right, rows, request.samples.count, 0 if leave_out else request.missing())
 
     found = Diagnostics(
-        notes=notes_on(curvature, problem, left),
-        k=request.count,
+        notes=notes_on(curvature, problem, solved),
+        k=request.samples.count,
         n=curvature.n,
         erased=curvature.erased,
         scale=scale,
@@ -210,62 +191,65 @@ def erase(
         policy=policy,
         gradient_norm=None if curvature.gradient is None else float(curvature.gradient.norm()),
         forget_gradient_norm=float(gradient.norm()),
-        leverage_max=_known(float(left.leverages[0])) if leave_out else None,
-        leverage_sum=_known(left.leverage_sum) if leave_out else None,
-        leverages=tuple(v for v in left.leverages.tolist() if not math.isnan(v)) if leave_out else (),
-        loss_before=loss / request.count if curvature.joint is None else _mean_loss(problem, request.batches),
+        leverage_max=_known(float(solved.leverages[0])) if leave_out else None,
+        leverage_sum=_known(solved.leverage_sum) if leave_out else None,
+        leverages=tuple(v for v in solved.leverages.tolist() if not math.isnan(v)) if leave_out else (),
+        loss_before=loss / request.samples.count
+        if curvature.joint is None
+        else _mean_loss(problem, request.samples.batches),
     )
-    _refuse_impossible(found, left, curvature)
+    _refuse_impossible(found, solved, curvature)
 
-    theta = origin + scale * left.solution
+    theta = origin + scale * solved.solution
     step = theta - problem.theta()
     if not bool(torch.isfinite(theta).all()):
         raise Refused(found.refused("The step is NaN or infinite."))
     erased = problem.with_theta(theta)
-    loss_after = _mean_loss(Problem(erased, problem.loss, problem.layout.names), request.batches)
+    loss_after = _mean_loss(Problem(erased, problem.loss, problem.layout.names), request.samples.batches)
     if not math.isfinite(loss_after):
         raise Refused(found.refused("The erased model's loss on the forgotten samples is NaN or infinite."))
-    data_gradient = gradient - request.count * curvature.weight_decay * origin
+    data_gradient = gradient - request.samples.count * curvature.weight_decay * origin
     found = replace(
         found,
         step_norm=float(step.norm()),
         relative_step=float(step.norm() / problem.theta().norm().clamp_min(torch.finfo(step.dtype).tiny)),
         loss_after=loss_after,
-        predicted_change=float(data_gradient.double() @ (theta - origin).double()) / request.count,
+        predicted_change=float(data_gradient.double() @ (theta - origin).double()) / request.samples.count,
         seconds=time.perf_counter() - started,
     )
-    reasons = judge(found) + doubts(found, curvature) + ([] if left.converged else [f"{left.note}."])
+    reasons = judge(found) + doubts(found, curvature) + ([] if solved.converged else [f"{solved.note}."])
     found = found.judged(reasons)
-    after = _curvature_after(curvature, problem, erased, request.count, removed, origin, leave_out, policy)
+    after = _curvature_after(curvature, problem, erased, request.samples.count, removed, origin, leave_out, policy)
     after = replace(after, doubted=curvature.doubted or bool(reasons))
     request = replace(request, curvature=curvature)
-    return Erasure(erased, step, left.solution, found, [request], after)
+    return Erasure(erased, step, solved.solution, found, [request], after)
 
 
-def _read_request(problem: Problem, curvature: Curvature, forget: Iterable[Any], leave_out: bool) -> _Request:
-    batches = [batch for batch in (read_batch(b, problem.device) for b in forget) if len(batch[1])]
-    if not batches:
-        raise InvalidData("The forget set is empty; there is nothing to erase.")
+def _read_request(problem: Problem, curvature: Curvature, forget: Iterable[Any] | None, leave_out: bool) -> _Request:
     at = problem
     if curvature.joint is not None:
         at = Problem(problem.with_theta(curvature.joint.theta), problem.loss, problem.layout.names)
-    at.probe(batches[0])
+    samples = read_samples(forget, at, curvature, curvature.group)
     problem.loss = at.loss
-    count = sum(len(batch[1]) for batch in batches)
-    if count >= curvature.n:
-        raise InvalidData(
-            f"The forget set has {count} samples and the curvature stands for {curvature.n}; something must remain."
-        )
     per_sample = curvature.kind.rows_per_sample(at.loss, at.outputs)
-    if leave_out and at.linear is None and not isinstance(curvature.structure, MatrixFree):
-        needed = 2 * count * per_sample * at.layout.dim * (torch.finfo(at.dtype).bits // 8)
+    if leave_out and at.linear is None and not curvature.structure.reads_data:
+        needed = 2 * samples.count * per_sample * at.layout.dim * (torch.finfo(at.dtype).bits // 8)
         budget = memory_budget(at.device, None)
         if needed > budget:
             raise DoesNotFit(
-                f"The rows of {count} samples need {human_bytes(needed)}, of {human_bytes(budget)} that are free. "
-                "Erase in smaller groups with policy='joint', which gives the same model, or use matrix_free."
+                f"The rows of {samples.count} samples need {human_bytes(needed)}, of {human_bytes(budget)} that are "
+                "free. Erase in smaller groups with policy='joint', which gives the same model, or use matrix_free."
             )
-    return _Request(at, curvature, list(regroup(batches, curvature.group)), count)
+    return _Request(at, curvature, samples)
+
+
+def _with_data(curvature: Curvature, problem: Problem, data: Iterable[Any]) -> Curvature:
+    structure = curvature.structure
+    if not isinstance(structure, MatrixFreeStructure):
+        raise InvalidSetting('Only structure="matrix_free" reads the training data; leave data= out.')
+    expected = curvature.n if curvature.joint is None or curvature.joint.leave_out else curvature.joint.n
+    bound = bind_data(structure, problem, curvature.kind, data, curvature.group, expected, curvature.mean_loss)
+    return replace(curvature, structure=bound)
 
 
 def _solve(curvature: Curvature, right: Tensor, rows: StackedRows | None, k: int, missing: int) -> LeftOut:
@@ -274,9 +258,9 @@ def _solve(curvature: Curvature, right: Tensor, rows: StackedRows | None, k: int
         return structure.leave_out(rows, right)
     # Definition 3.1: n/(n−k) of the full curvature.
     share = _samples_at_origin(curvature) / (curvature.n - k)
-    if isinstance(structure, MatrixFree):
-        left = structure.leave_out(None, right)  # with the solver's own account of its accuracy
-        return replace(left, solution=left.solution * share)
+    if isinstance(structure, MatrixFreeStructure):
+        solved = structure.leave_out(None, right)  # with the solver's own account of its accuracy
+        return replace(solved, solution=solved.solution * share)
     return LeftOut(structure.solve(right) * share, torch.zeros(1), 0.0, "", missing=missing)
 
 
@@ -291,24 +275,24 @@ def _samples_at_origin(curvature: Curvature) -> int:
     return curvature.n if curvature.joint is None else curvature.joint.n
 
 
-def _refuse_impossible(found: Diagnostics, left: LeftOut, curvature: Curvature) -> None:
-    if left.missing:
+def _refuse_impossible(found: Diagnostics, solved: LeftOut, curvature: Curvature) -> None:
+    if solved.missing:
         raise Refused(
             found.refused(
-                f"{left.missing} of the rows to forget are not among the curvature's rows: those samples were not in "
+                f"{solved.missing} of the rows to forget are not among the curvature's rows: those samples were not in "
                 "the training data, not bit for bit in this form (other preprocessing, other labels), or are erased "
                 "already.",
             )
         )
-    if left.indefinite:
+    if solved.indefinite:
         largest = found.leverage_max
         leverage = "" if largest is None else f" (largest leverage {largest:.4g}, must be below 1)"
         drifted = curvature.erased > 0 and curvature.joint is None
         stream = " Since this model was rebased, its rows have moved from those stored: fit a new curvature." * drifted
         raise Refused(
             found.refused(
-                f"The samples carry more curvature in '{left.where}' than the training data as a whole{leverage}. They "
-                f"were not in the training data, not in this form, or the curvature belongs to another θ.{stream}",
+                f"The samples carry more curvature in '{solved.where}' than the training data as a whole{leverage}. "
+                f"They were not in the training data, not in this form, or the curvature belongs to another θ.{stream}",
             )
         )
 
@@ -327,7 +311,7 @@ def _curvature_after(
     joint = policy == "joint"
     return replace(
         curvature,
-        fingerprint=Fingerprint.of(Problem(erased, problem.loss, problem.layout.names)),
+        fingerprint=curvature.fingerprint.moved(erased),
         n=curvature.n - k,
         erased=curvature.erased + k,
         gradient=curvature.gradient if joint else None,

@@ -1,50 +1,85 @@
-"""Before the samples of a request are looked at: do its settings make sense, and is the model the curvature's?"""
+"""The samples to forget, read and checked: by `ssse.erase` and by the methods that it is compared with."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 from torch import nn
 
 from ssse.curvature.curvature import Curvature, check_scale
-from ssse.errors import InvalidSetting, ModelMismatch
-from ssse.problem.losses import LossLike
+from ssse.errors import InvalidData, InvalidSetting, ModelMismatch
+from ssse.problem.batches import Batch, check_repeatable, read_batch, regroup
+from ssse.problem.losses import NAMED, LossLike
 from ssse.problem.problem import Problem
 
-POLICIES = ("rebase", "joint")
+Policy = Literal["rebase", "joint"]
+POLICIES: tuple[str, ...] = get_args(Policy)
 
 
-def check_request(
-    model: nn.Module,
-    curvature: Curvature,
-    loss_fn: LossLike,
-    *,
-    scale: float | None = None,
-    leave_out: bool = True,
-    residual: bool = False,
-    policy: str = "rebase",
-) -> tuple[Problem, float]:
-    """What can be refused before the samples are looked at: settings, and a model that is not the curvature's."""
-    scale = check_scale(_stored_scale(curvature, leave_out, residual) if scale is None else scale)
-    _check_settings(curvature, leave_out, residual, policy)
-    return matching_problem(model, curvature, loss_fn), scale
+@dataclass(frozen=True)
+class Samples:
+    """Not empty, in batches of the size that we work in."""
+
+    batches: list[Batch]
+    count: int
 
 
-def _stored_scale(curvature: Curvature, leave_out: bool, residual: bool) -> float:
-    """ε as it was calibrated, 1 if it was not; an ε is of one kind of update and wrong, severalfold, for another."""
-    stored = curvature.calibrated
-    if stored is None:
-        return 1.0
-    if (stored.leave_out, stored.residual) != (leave_out, residual):
-        raise InvalidSetting(
-            f"The scale {stored.scale:.3g} that is stored with this curvature was measured for leave_out="
-            f"{stored.leave_out}, residual={stored.residual}, and this request has leave_out={leave_out}, "
-            f"residual={residual}. Use the same, or pass a scale."
+def read_samples(forget: Iterable[Any] | None, problem: Problem, curvature: Curvature | None, group: int) -> Samples:
+    """The samples to forget on the problem's device; the first of them show whether they suit the model.
+
+    Raises:
+        InvalidData: there are none, or as many as the curvature stands for.
+    """
+    if forget is None:
+        raise InvalidSetting("Pass the samples to forget: forget=batches.")
+    check_repeatable(forget)
+    batches = [batch for batch in (read_batch(b, problem.device) for b in forget) if len(batch[1])]
+    if not batches:
+        raise InvalidData("The forget set is empty; there is nothing to erase.")
+    problem.probe(batches[0])
+    count = sum(len(y) for _, y in batches)
+    if curvature is not None and count >= curvature.n:
+        raise InvalidData(
+            f"The forget set has {count} samples and the curvature stands for {curvature.n}; something must remain."
         )
-    return stored.scale
+    return Samples(list(regroup(batches, group)), count)
 
 
-def _check_settings(curvature: Curvature, leave_out: bool, residual: bool, policy: str) -> None:
+def matching_problem(model: nn.Module, curvature: Curvature, loss_fn: LossLike | None) -> Problem:
+    """The problem that the curvature is of; a named loss need not be given again.
+
+    Raises:
+        ModelMismatch: the model, the loss or the device is not the curvature's.
+    """
+    if loss_fn is None:
+        if curvature.loss not in NAMED:
+            raise InvalidSetting(f"The curvature is of a loss of your own, '{curvature.loss}': pass it as loss_fn.")
+        loss_fn = curvature.loss
+    names = dict(model.named_parameters())
+    missing = [name for name in curvature.layout.names if name not in names]
+    if missing:
+        raise ModelMismatch(f"The model has no parameter '{missing[0]}', which is in the curvature.")
+    problem = Problem(model, loss_fn, curvature.layout.names)
+    curvature.fingerprint.check(problem)
+    if problem.loss.name != curvature.loss:
+        raise ModelMismatch(f"The curvature is of the loss '{curvature.loss}', not of '{problem.loss.name}'.")
+    for tensor in curvature.structure.state().values():
+        if tensor.device != problem.device:
+            raise ModelMismatch(
+                f"The curvature is on {tensor.device}, the model on {problem.device}; move one of them, for instance "
+                f'curvature.to("{problem.device}").'
+            )
+        break
+    return problem
+
+
+def check_settings(curvature: Curvature, *, scale: float | None, leave_out: bool, residual: bool, policy: str) -> float:
+    """What can be refused before the samples are looked at. Returns ε."""
     if policy not in POLICIES:
         raise InvalidSetting(f"policy must be one of {', '.join(POLICIES)}, not {policy!r}.")
+    scale = check_scale(_stored_scale(curvature, leave_out, residual) if scale is None else scale)
     if leave_out and curvature.kind.per_batch > 1:
         raise InvalidSetting(
             f"This curvature has one row per mini-batch of {curvature.kind.per_batch}; a sample's share of such a row "
@@ -63,22 +98,18 @@ def _check_settings(curvature: Curvature, leave_out: bool, residual: bool, polic
             "A joint stream with leave_out=False keeps the forgotten rows in its curvature, so it cannot go on as a "
             "rebased one. Stay with policy='joint', or fit a new curvature on the data that remains."
         )
+    return scale
 
 
-def matching_problem(model: nn.Module, curvature: Curvature, loss_fn: LossLike) -> Problem:
-    names = dict(model.named_parameters())
-    missing = [name for name in curvature.layout.names if name not in names]
-    if missing:
-        raise ModelMismatch(f"The model has no parameter '{missing[0]}', which is in the curvature.")
-    problem = Problem(model, loss_fn, curvature.layout.names)
-    curvature.fingerprint.check(problem)
-    if problem.loss.name != curvature.loss:
-        raise ModelMismatch(f"The curvature is of the loss '{curvature.loss}', not of '{problem.loss.name}'.")
-    for tensor in curvature.structure.state().values():
-        if tensor.device != problem.device:
-            raise ModelMismatch(
-                f"The curvature is on {tensor.device}, the model on {problem.device}; move one of them, for instance "
-                f'curvature.to("{problem.device}").'
-            )
-        break
-    return problem
+def _stored_scale(curvature: Curvature, leave_out: bool, residual: bool) -> float:
+    """ε as it was calibrated, 1 if it was not; an ε is of one kind of update and wrong, severalfold, for another."""
+    stored = curvature.calibrated
+    if stored is None:
+        return 1.0
+    if (stored.leave_out, stored.residual) != (leave_out, residual):
+        raise InvalidSetting(
+            f"The scale {stored.scale:.3g} that is stored with this curvature was measured for leave_out="
+            f"{stored.leave_out}, residual={stored.residual}, and this request has leave_out={leave_out}, "
+            f"residual={residual}. Use the same, or pass a scale."
+        )
+    return stored.scale

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ssse.curvature.conjugate_gradients import conjugate_gradients
 from ssse.errors import SSSEError
 
 TOLERANCE = 1e-7  # of ‖∇L‖
@@ -111,24 +112,24 @@ class _Part:
 
     def newton_step(self, p: Tensor, slope: Tensor, target: float) -> tuple[Tensor, int]:
         """−H⁻¹∇L up to a residual of norm `target`, and the passes that it took."""
-        p, r = p.float(), -slope.float()
+        p, right = p.float(), -slope.float()
         scale = (p * (1 - p)).mean(0)[:, None] * self.spectrum.float() + self.decay
-        step, z = torch.zeros_like(r), r / scale
-        q, rz = z.clone(), self._dot(r, z)
-        passes = 0
-        while passes < 200:
-            passes += 1
+
+        def product(q: Tensor) -> Tensor:
             u = self.rough @ q.mT
             inner = p * (u - (p * u).sum(1, keepdim=True)) if self.y.dim() == 1 else p * (1 - p) * u
-            image = inner.mT @ self.rough / len(self.x) + self.decay * q
-            alpha = rz / self._dot(q, image).clamp_min(1e-30)
-            step, r = step + alpha * q, r - alpha * image
-            if float(r.norm()) <= target:
-                break
-            z = r / scale
-            rz, before = self._dot(r, z), rz
-            q = z + rz / before.clamp_min(1e-30) * q
-        return step.double(), passes
+            return inner.mT @ self.rough / len(self.x) + self.decay * q
+
+        solved = conjugate_gradients(
+            product,
+            right,
+            tolerance=target / float(right.norm()),
+            max_iterations=200,
+            precondition=lambda r: r / scale,
+            inner=self._inner,
+            check=False,  # the next gradient tells
+        )
+        return solved.x.double(), solved.iterations
 
     def lengths(self, weights: Tensor, step: Tensor) -> Tensor:
         """How far to go: 1 near the minimum, less far from it; each attribute for itself."""
@@ -142,7 +143,8 @@ class _Part:
         data = F.binary_cross_entropy_with_logits(z, self.target, reduction="none").mean(0)
         return data + 0.5 * self.decay * weights.square().sum(1)
 
-    def _dot(self, a: Tensor, b: Tensor) -> Tensor:
+    def _inner(self, a: Tensor, b: Tensor) -> Tensor:
+        """Attributes are systems of their own; classes are one."""
         return (a * b).sum() if self.y.dim() == 1 else (a * b).sum(1, keepdim=True)
 
 

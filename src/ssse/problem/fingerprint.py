@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ssse.errors import ModelMismatch
 from ssse.problem.problem import Problem
@@ -33,6 +33,11 @@ class Fingerprint:
             digest_tensors(parameters),
             digest_tensors(rest),
         )
+
+    def moved(self, model: nn.Module) -> Fingerprint:
+        """Of the same model with other values of θ; the rest is not read again."""
+        named = dict(model.named_parameters())
+        return replace(self, theta=digest_tensors({name: named[name].detach() for name in self.names}))
 
     def check(self, problem: Problem) -> None:
         """Raise ModelMismatch, naming the first thing that differs."""

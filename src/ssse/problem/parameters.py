@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -116,39 +117,39 @@ class Slab:
         return LinearShape(self.outputs.stop - self.outputs.start, self.columns.stop - self.columns.start, bias=False)
 
 
-BlockSpec = int | str
+BlockChoice = Literal["auto", "one", "parameter", "output"] | int
 
 
-def make_blocks(layout: Layout, spec: BlockSpec, linear: LinearShape | None) -> tuple[Block, ...]:
+def make_blocks(layout: Layout, choice: BlockChoice, linear: LinearShape | None) -> tuple[Block, ...]:
     """Partition θ.
 
     Args:
-        spec: `"one"` block over everything, one per `"parameter"` tensor, one per `"output"` of a
+        choice: `"one"` block over everything, one per `"parameter"` tensor, one per `"output"` of a
             linear layer (its weights and its bias together), or an integer: consecutive blocks of
             at most that many parameters, as in the paper.
     """
     dim = layout.dim
-    if spec == "one":
+    if choice == "one":
         return (Block("all", ((0, dim),)),)
-    if spec == "parameter":
+    if choice == "parameter":
         starts = _running_sum(layout.sizes)
         return tuple(
             Block(name, ((start, start + size),))
             for name, start, size in zip(layout.names, starts, layout.sizes, strict=True)
         )
-    if spec == "output":
+    if choice == "output":
         if linear is None:
             raise InvalidSetting(
                 'blocks="output" needs θ to be one linear layer whose output is the model\'s; here it is not. '
                 'Use blocks="parameter", an integer, or parameters="head".'
             )
         return tuple(_output_block(linear, output) for output in range(linear.outputs))
-    if isinstance(spec, int) and not isinstance(spec, bool) and spec > 0:
+    if isinstance(choice, int) and not isinstance(choice, bool) and choice > 0:
         return tuple(
-            Block(f"{start}:{min(start + spec, dim)}", ((start, min(start + spec, dim)),))
-            for start in range(0, dim, spec)
+            Block(f"{start}:{min(start + choice, dim)}", ((start, min(start + choice, dim)),))
+            for start in range(0, dim, choice)
         )
-    raise InvalidSetting(f'blocks must be "auto", "one", "parameter", "output" or a positive integer, not {spec!r}.')
+    raise InvalidSetting(f'blocks must be "auto", "one", "parameter", "output" or a positive integer, not {choice!r}.')
 
 
 def _output_block(linear: LinearShape, output: int) -> Block:

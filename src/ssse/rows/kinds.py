@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -22,7 +23,9 @@ from ssse.rows.held import (
 )
 from ssse.system.digests import bytes_of
 
-KINDS = ("empirical", "expected", "sampled")
+RowName = Literal["empirical", "expected", "sampled"]
+RowChoice = Literal["auto", "empirical", "expected", "sampled"]
+KINDS: tuple[str, ...] = get_args(RowName)
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class RowKind:
         seed: of the labels that "sampled" draws.
     """
 
-    name: str
+    name: RowName
     per_batch: int = 1
     seed: int = 0
 

@@ -12,7 +12,6 @@ from typing import Any
 from ssse.calibration.calibrate import calibrate
 from ssse.calibration.scan import DEFAULT_SCALES
 from ssse.curvature import Curvature
-from ssse.curvature.matrix_free import MatrixFree
 from ssse.errors import InvalidSetting
 from ssse.system import files
 from ssse.system.environment import versions
@@ -97,4 +96,4 @@ def choose_scale(
 def _needs_data(curvature: Curvature, method: str, retrained: Path | None) -> bool:
     """The searches look at data that stays, conjugate gradients at all of it; else it need not be there any more."""
     searching = method in ("loss_search", "line_search") or (method == "auto" and retrained is None)
-    return searching or isinstance(curvature.structure, MatrixFree)
+    return searching or curvature.structure.reads_data

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ssse.curvature import Curvature, plan
-from ssse.curvature.matrix_free import MatrixFree
+from ssse.curvature.choices import Choice, StructureName, named_choice
+from ssse.curvature.curvature import Curvature
+from ssse.curvature.planning import Plan
 from ssse.erasure.erase import erase
-from ssse.erasure.request import check_request
+from ssse.erasure.request import check_settings
 from ssse.errors import (
     InvalidData,
     InvalidModel,
@@ -39,10 +40,10 @@ from ssse.problem.losses import LossLike, as_loss
 from ssse.problem.problem import Problem
 from ssse.workspace.engines.engine import Engine, Erased, Say
 from ssse.workspace.record.folder import WEIGHTS
-from ssse.workspace.settings import Settings
+from ssse.workspace.settings import Fit, Settings
 
 TRIED = 8  # samples that show whether model, loss and data fit together
-PLANNED = ("rows", "rows_per_batch", "structure", "blocks", "rank", "parameters", "dtype", "memory_budget")
+OPTIONS = ("rank", "preconditioner", "tolerance", "max_iterations")  # of one structure each
 
 
 class OfModules(Engine):
@@ -139,15 +140,19 @@ class OfModules(Engine):
     def fit(
         self, model: nn.Module, data: Batches, room: Callable[[int], None], say: Say
     ) -> tuple[Curvature, dict[str, Any]]:
-        chosen, choice = self.settings.fit, _choices(self.settings)
-        planned = plan(model, self.loss, data, **choice)
-        say(f"Chosen: {planned}. Why: {planned.reason}.")
-        room(planned.artefact_bytes)
-        started = time.perf_counter()
+        chosen, started = self.settings.fit, 0.0
+
+        def announce(planned: Plan) -> None:
+            nonlocal started
+            say(f"Chosen: {planned}. Why: {planned.reason}.")
+            room(planned.stored_bytes)
+            started = time.perf_counter()
+
         curvature = Curvature.fit(
-            model, self.loss, data, damping=chosen.damping, weight_decay=chosen.weight_decay, **choice,
-            seed=chosen.seed, preconditioner=chosen.preconditioner, tolerance=chosen.tolerance,
-            max_iterations=chosen.max_iterations, progress=self.bench.progress,
+            model, self.loss, data, damping=chosen.damping, weight_decay=chosen.weight_decay, rows=chosen.rows,
+            rows_per_batch=chosen.rows_per_batch, structure=_structure(chosen), blocks=chosen.blocks,
+            parameters=parameters_of(self.settings), dtype=chosen.dtype and getattr(torch, chosen.dtype),
+            memory_budget=chosen.memory_budget, seed=chosen.seed, progress=self.bench.progress, on_plan=announce,
         )  # fmt: skip
         return curvature, {
             **about(curvature),
@@ -163,11 +168,11 @@ class OfModules(Engine):
         return Curvature.load(folder, verify=False, device=self.device)
 
     def check_request(self, model: nn.Module, curvature: Curvature) -> None:
-        check_request(model, curvature, self.loss, **self._options())
+        check_settings(curvature, **self._options())
 
     def training_data(self, curvature: Curvature, places: Callable[[], np.ndarray]) -> Any:
         """Only conjugate gradients read it; what earlier requests erased must not come back."""
-        if not isinstance(curvature.structure, MatrixFree):
+        if not curvature.structure.reads_data:
             return None
         if self.settings.erase.policy == "joint" and not self.settings.erase.leave_out:
             raise InvalidSetting(
@@ -222,10 +227,9 @@ class OfModules(Engine):
 
 def about(curvature: Curvature) -> dict[str, Any]:
     """What an entry says of a curvature."""
-    blocks = getattr(curvature.structure, "blocks", ())
     return {
         "structure": curvature.structure.kind,
-        "blocks": len(blocks),
+        "blocks": len(curvature.structure.blocks),
         "rows": curvature.kind.name,
         "rows_per_batch": curvature.kind.per_batch,
         "seed": curvature.kind.seed,
@@ -242,10 +246,11 @@ def parameters_of(settings: Settings) -> str | list[str]:
     return chosen if isinstance(chosen, list) or chosen in ("all", "head") else [chosen]
 
 
-def _choices(settings: Settings) -> dict[str, Any]:
-    chosen = {name: getattr(settings.fit, name) for name in PLANNED}
-    dtype = settings.fit.dtype
-    return {**chosen, "parameters": parameters_of(settings), "dtype": dtype and getattr(torch, dtype)}
+def _structure(chosen: Fit) -> StructureName | Choice:
+    """With those of its options that are not the usual ones."""
+    usual = Fit()
+    options = {name: getattr(chosen, name) for name in OPTIONS if getattr(chosen, name) != getattr(usual, name)}
+    return named_choice(chosen.structure, options)
 
 
 def _loss_of_guessing(problem: Problem) -> float | None:
