@@ -68,9 +68,9 @@ BAD_MODELS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "constant": ({"a": model(0), "b": lambda x: torch.ones(len(x), 4)}, InvalidData, "'b': the logits are constant"),
     "NaN": ({"b": lambda x: NAN * model(0)(x)}, InvalidData, "b: the logits of sample 0 hold NaN"),
     "training": (
-        {"b": nn.Linear(FEATURES, 4)},
+        {"b": nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4)).double()},
         InvalidModel,
-        "'b': The model .Linear, as a whole. is in training mode",
+        "'b': BatchNorm1d '1' is in training mode",
     ),
     "dropout": (
         {"b": nn.Sequential(nn.Linear(FEATURES, 4), nn.Dropout()).double().train()},

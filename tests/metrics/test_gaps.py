@@ -263,4 +263,4 @@ def test_objective_refuses():
         with refused(InvalidSetting, "weight_decay must be zero or positive", sample.model):
             metrics.objective(sample.model, sample.loss, sample.data, weight_decay=bad)
     with refused(InvalidModel, "training mode"):
-        metrics.objective(nn.Linear(4, 3).double(), sample.loss, sample.data)
+        metrics.objective(nn.Sequential(nn.Linear(4, 3), nn.Dropout()).double(), sample.loss, sample.data)

@@ -57,6 +57,18 @@ class Pair(nn.Linear):
         return z, z
 
 
+class Warmer(nn.Linear):
+    """No layer says so, and it does something else in training mode."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * (2.0 if self.training else 1.0)
+
+
+class Pick(nn.Module):
+    def forward(self, pair: tuple[Tensor, Any]) -> Tensor:
+        return pair[0]
+
+
 def norm_net(**options: Any) -> nn.Module:
     return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, **options), nn.Linear(4, 3)).double()
 
@@ -76,8 +88,11 @@ def with_value(value: float) -> nn.Module:
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "training": (lambda: nn.Linear(5, 3).double(), r"The model \(Linear, as a whole\) is in training mode.*eval\(\)"),
-    "part-training": (lambda: in_training(norm_net(), 2), r"The model \(Linear, '2'\) is in training mode"),
+    "training": (lambda: Warmer(5, 3).double(), r"The model \(Warmer\) is in training mode .*other outputs.*eval\(\)"),
+    "recurrent": (
+        lambda: nn.Sequential(nn.LSTM(5, 3, num_layers=2, dropout=0.1), Pick()).double(),
+        "LSTM '0' is in training mode and drops at random",
+    ),
     "dropout": (
         lambda: in_training(nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.5)).double(), 1),
         r"Dropout '1' is in training mode and drops at random\. Call model\.eval\(\)",
@@ -287,3 +302,21 @@ def test_an_erasure_that_works_changes_nothing_that_was_passed_in():
     assert {k: v for k, v in after.items() if k[-1] in "?!"} == {k: v for k, v in before.items() if k[-1] in "?!"}
     assert {k for k in before if after[k] != before[k]} == {"norm.weight", "norm.bias", "head.weight", "head.bias"}
     assert math.isfinite(erasure.diagnostics.step_norm or NAN)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [nn.Linear(5, 3), nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Dropout(0.0), nn.Linear(4, 3))],
+    ids=["linear", "network"],
+)
+def test_a_model_that_does_the_same_in_training_mode_may_stay_there(model):
+    sample = problems.linear("cross_entropy")
+    model = model.double().train()
+    calm = fit(replace(sample, model=copy.deepcopy(model).eval()))
+    before = snapshot(model)
+    curvature = fit(replace(sample, model=model))
+    erasure = ssse.erase(model, curvature, sample.loss, sample.part(slice(0, 2)))
+    wanted = ssse.erase(copy.deepcopy(model).eval(), calm, sample.loss, sample.part(slice(0, 2)))
+    assert torch.equal(erasure.step, wanted.step)
+    assert erasure.model.training
+    assert snapshot(model) == before

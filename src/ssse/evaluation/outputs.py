@@ -24,7 +24,7 @@ from ssse.problem.batches import (
     count_samples,
     read_batch,
 )
-from ssse.problem.problem import arguments, refuse_training_mode, tensor_output
+from ssse.problem.problem import arguments, refuse_difference, refuse_training_mode, tensor_output
 from ssse.system.progress import track
 
 Model = nn.Module | Callable[[Any], Any]
@@ -59,7 +59,9 @@ def logits_of(model: Model, x: Inputs, name: str) -> np.ndarray:
         if parameter is not None:
             x = {k: v.to(parameter.device) for k, v in x.items()} if isinstance(x, dict) else x.to(parameter.device)
         args, kwargs = arguments(x)
-        return as_logits(tensor_output(model(*args, **kwargs)), name)
+        output = tensor_output(model(*args, **kwargs))
+        refuse_difference(model, x, output)
+        return as_logits(output, name)
     except Exception as error:  # whatever it is, it is passed on: with the name of the model, one of many perhaps
         _refuse_other_dtype(model, x, name, error)
         error.add_note(f"This came from the model '{name}'.")
