@@ -46,28 +46,28 @@ def retrain(
     request = read_request(model, curvature, loss_fn, forget)
     before = request.problem.theta()
     kept, _ = request.retained(data, group=1024)
-    found = train(kept)
-    if not isinstance(found, nn.Module):
-        raise InvalidModel(f"train(batches) must return the trained nn.Module; it returned a {type(found).__name__}.")
-    if found is model:
+    trained = train(kept)
+    if not isinstance(trained, nn.Module):
+        raise InvalidModel(f"train(batches) must return the trained nn.Module; it returned a {type(trained).__name__}.")
+    if trained is model:
         raise InvalidModel(
             "train(batches) returned the very model that was passed in, which is to stay as it is. Build a new module "
             "inside train()."
         )
-    _check_same_parameters(model, found)
-    found.eval()
-    named = dict(found.named_parameters())
+    _check_same_parameters(model, trained)
+    trained.eval()
+    named = dict(trained.named_parameters())
     theta = request.problem.layout.flatten({name: named[name].detach() for name in request.problem.layout.names})
     if not bool(torch.isfinite(theta).all()):
         raise InvalidModel("The retrained model holds NaN or infinity; its training diverged.")
     note = f"trained on the {sum(len(y) for _, y in kept)} samples that remain"
     seconds = time.perf_counter() - request.started
-    return Updated(found, theta.to(before) - before, None, "retrain", REFERENCE, (note,), seconds)
+    return Updated(trained, theta.to(before) - before, None, "retrain", REFERENCE, (note,), seconds)
 
 
-def _check_same_parameters(model: nn.Module, found: nn.Module) -> None:
+def _check_same_parameters(model: nn.Module, trained: nn.Module) -> None:
     wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    have = {name: tuple(p.shape) for name, p in found.named_parameters()}
+    have = {name: tuple(p.shape) for name, p in trained.named_parameters()}
     for name in [*wanted, *have]:
         if wanted.get(name) != have.get(name):
             raise ModelMismatch(

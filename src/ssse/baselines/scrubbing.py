@@ -100,15 +100,15 @@ def _check_noise(noise: float | None, rule: str, forgotten_class: int | None) ->
 
 def _remaining(squares: Tensor, removed: Tensor) -> Tensor:
     """diag(RᵀR) − diag(R_SᵀR_S), which rounding may leave just below zero, and another data set far below."""
-    left = squares - removed
+    remaining = squares - removed
     slack = 100 * torch.finfo(squares.dtype).eps * squares
-    if bool((left < -slack).any()):
+    if bool((remaining < -slack).any()):
         share = float((removed / squares.clamp_min(torch.finfo(squares.dtype).tiny)).max())
         raise InvalidData(
             f"The samples to forget hold {share:.4g} times the squared rows of the whole curvature in one parameter: "
             "they were not in the training data, or not in this form."
         )
-    return left.clamp_min(0)
+    return remaining.clamp_min(0)
 
 
 def _notebook(

@@ -304,7 +304,7 @@ def check_damping(damping: float | None, weight_decay: float) -> float:
     value = weight_decay if damping is None else damping
     if not 0 < value < float("inf"):
         raise InvalidSetting(
-            "damping (λ) must be positive, for the curvature is singular without it; pass damping=1e-4 or the "
+            "damping (λ) must be positive: the curvature is singular without it; pass damping=1e-4 or the "
             f"weight_decay that the model was trained with. Got {damping if damping is not None else weight_decay}."
         )
     return float(value)

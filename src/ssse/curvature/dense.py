@@ -70,12 +70,12 @@ class DenseStructure(Structure):
         out = torch.empty_like(v)
         worst, where, total, indefinite = torch.zeros(1, dtype=torch.float64), "", 0.0, False
         for block, gram in zip(self.blocks, self.grams, strict=True):
-            left = _leave_out_of_block(gram, rows, block, block.take(v).to(self.dtype))
-            block.put(out, left.solution.to(v.dtype))
-            total += float(left.leverages.sum()) if left.all_leverages else torch.nan
-            indefinite |= left.indefinite
-            if not where or float(left.leverages[0]) > float(worst[0]):
-                worst, where = left.leverages, block.name
+            part = _leave_out_of_block(gram, rows, block, block.take(v).to(self.dtype))
+            block.put(out, part.solution.to(v.dtype))
+            total += float(part.leverages.sum()) if part.all_leverages else torch.nan
+            indefinite |= part.indefinite
+            if not where or float(part.leverages[0]) > float(worst[0]):
+                worst, where = part.leverages, block.name
         return LeftOut(out, worst, total, where, indefinite)
 
     def remove(self, rows: Iterable[HeldRows]) -> DenseStructure:

@@ -58,31 +58,31 @@ class Diagnostics(Assessment):
         }
 
 
-def judge(found: Diagnostics) -> list[str]:
+def judge(measured: Diagnostics) -> list[str]:
     """Reasons for caution, in words and numbers; none if the step is one we vouch for."""
     reasons = []
-    total, gone = found.n + found.erased, found.k + found.erased
+    total, gone = measured.n + measured.erased, measured.k + measured.erased
     if gone > LARGE_FRACTION * total:
         reasons.append(
             f"{gone / total:.1%} of the training data is forgotten by now, more than the "
             f"{LARGE_FRACTION:.0%} up to which one step is vouched for."
         )
-    if found.leverage_max is not None and found.leverage_max > LARGE_LEVERAGE:
+    if measured.leverage_max is not None and measured.leverage_max > LARGE_LEVERAGE:
         reasons.append(
-            f"The forgotten samples alone determine {found.leverage_max:.1%} of a direction of θ (largest leverage): "
+            f"The samples alone determine {measured.leverage_max:.1%} of a direction of θ (largest leverage): "
             "where a whole class goes, the step at scale 1 usually falls short."
         )
-    if found.relative_step is not None and found.relative_step > LARGE_STEP:
-        reasons.append(f"The step is {found.relative_step:.2f} times as long as θ: too far for a local model.")
-    if found.gradient_norm is not None and not found.residual:
-        ratio = found.n * found.gradient_norm / max(found.forget_gradient_norm, 1e-300)
+    if measured.relative_step is not None and measured.relative_step > LARGE_STEP:
+        reasons.append(f"The step is {measured.relative_step:.2f} times as long as θ: too far for a local model.")
+    if measured.gradient_norm is not None and not measured.residual:
+        ratio = measured.n * measured.gradient_norm / max(measured.forget_gradient_norm, 1e-300)
         if ratio > LARGE_RESIDUAL:
             reasons.append(
                 f"θ* is not stationary: n‖∇L(θ*)‖ is {ratio:.2g} times the gradient that is removed. Train further, "
                 "or correct for it (residual)."
             )
-    if found.predicted_change and found.loss_after is not None and found.loss_before is not None:
-        ratio = (found.loss_after - found.loss_before) / found.predicted_change
+    if measured.predicted_change and measured.loss_after is not None and measured.loss_before is not None:
+        ratio = (measured.loss_after - measured.loss_before) / measured.predicted_change
         if not 1 / LINEARISATION_FACTOR < ratio < LINEARISATION_FACTOR:
             reasons.append(
                 f"The loss on the forgotten samples changed {ratio:.2g} times as much as the linear model predicts."
@@ -90,7 +90,7 @@ def judge(found: Diagnostics) -> list[str]:
     return reasons
 
 
-def doubts(found: Diagnostics, curvature: Curvature) -> list[str]:
+def doubts(measured: Diagnostics, curvature: Curvature) -> list[str]:
     """Why even a perfectly computed step is not the Newton step, on the leave-k-out loss, of a model linear in θ."""
     reasons = []
     if curvature.linear is None:
@@ -101,18 +101,18 @@ def doubts(found: Diagnostics, curvature: Curvature) -> list[str]:
         )
     if curvature.doubted:
         reasons.append("An earlier step since the fit was not vouched for, and this one starts from its result.")
-    calibrated = found.scale == curvature.scale
+    calibrated = measured.scale == curvature.scale
     if curvature.kind.name != "expected" and not calibrated:
         reasons.append(
             f"With {curvature.kind.name} rows the scale ε must be chosen by a measurement: 1 is right for expected "
             "rows alone."
         )
     elif curvature.kind.name != "expected":
-        reasons.append(f"The scale {found.scale:.3g} is one that was measured, {_source(curvature)}.")
-    elif found.scale != 1:
+        reasons.append(f"The scale {measured.scale:.3g} is one that was measured, {_source(curvature)}.")
+    elif measured.scale != 1:
         how = f" ({_source(curvature)})" if calibrated else ""
-        reasons.append(f"The scale is {found.scale:.3g}{how}; with expected rows the Newton step is at 1.")
-    if not found.leave_out:
+        reasons.append(f"The scale is {measured.scale:.3g}{how}; with expected rows the Newton step is at 1.")
+    if not measured.leave_out:
         reasons.append("The curvature is that of all the data, the forgotten samples included (leave_out=False).")
     structure = curvature.structure
     coupled = curvature.linear is not None and curvature.linear.outputs > 1 and curvature.loss not in UNCOUPLED

@@ -179,7 +179,7 @@ def erase(
     right = removed - _gradient_sum(curvature) if residual else removed
     solved = _solve(curvature, right, rows, request.samples.count, 0 if leave_out else request.missing())
 
-    found = Diagnostics(
+    diagnostics = Diagnostics(
         notes=notes_on(curvature, problem, solved),
         k=request.samples.count,
         n=curvature.n,
@@ -198,31 +198,31 @@ def erase(
         if curvature.joint is None
         else _mean_loss(problem, request.samples.batches),
     )
-    _refuse_impossible(found, solved, curvature)
+    _refuse_impossible(diagnostics, solved, curvature)
 
     theta = origin + scale * solved.solution
     step = theta - problem.theta()
     if not bool(torch.isfinite(theta).all()):
-        raise Refused(found.refused("The step is NaN or infinite."))
+        raise Refused(diagnostics.refused("The step is NaN or infinite."))
     erased = problem.with_theta(theta)
     loss_after = _mean_loss(Problem(erased, problem.loss, problem.layout.names), request.samples.batches)
     if not math.isfinite(loss_after):
-        raise Refused(found.refused("The erased model's loss on the forgotten samples is NaN or infinite."))
+        raise Refused(diagnostics.refused("The erased model's loss on the forgotten samples is NaN or infinite."))
     data_gradient = gradient - request.samples.count * curvature.weight_decay * origin
-    found = replace(
-        found,
+    diagnostics = replace(
+        diagnostics,
         step_norm=float(step.norm()),
         relative_step=float(step.norm() / problem.theta().norm().clamp_min(torch.finfo(step.dtype).tiny)),
         loss_after=loss_after,
         predicted_change=float(data_gradient.double() @ (theta - origin).double()) / request.samples.count,
         seconds=time.perf_counter() - started,
     )
-    reasons = judge(found) + doubts(found, curvature) + ([] if solved.converged else [f"{solved.note}."])
-    found = found.judged(reasons)
+    reasons = judge(diagnostics) + doubts(diagnostics, curvature) + ([] if solved.converged else [f"{solved.note}."])
+    diagnostics = diagnostics.judged(reasons)
     after = _curvature_after(curvature, problem, erased, request.samples.count, removed, origin, leave_out, policy)
     after = replace(after, doubted=curvature.doubted or bool(reasons))
     request = replace(request, curvature=curvature)
-    return Erasure(erased, step, solved.solution, found, [request], after)
+    return Erasure(erased, step, solved.solution, diagnostics, [request], after)
 
 
 def _read_request(problem: Problem, curvature: Curvature, forget: Iterable[Any] | None, leave_out: bool) -> _Request:
@@ -275,22 +275,22 @@ def _samples_at_origin(curvature: Curvature) -> int:
     return curvature.n if curvature.joint is None else curvature.joint.n
 
 
-def _refuse_impossible(found: Diagnostics, solved: LeftOut, curvature: Curvature) -> None:
+def _refuse_impossible(diagnostics: Diagnostics, solved: LeftOut, curvature: Curvature) -> None:
     if solved.missing:
         raise Refused(
-            found.refused(
+            diagnostics.refused(
                 f"{solved.missing} of the rows to forget are not among the curvature's rows: those samples were not in "
                 "the training data, not bit for bit in this form (other preprocessing, other labels), or are erased "
                 "already.",
             )
         )
     if solved.indefinite:
-        largest = found.leverage_max
+        largest = diagnostics.leverage_max
         leverage = "" if largest is None else f" (largest leverage {largest:.4g}, must be below 1)"
         drifted = curvature.erased > 0 and curvature.joint is None
         stream = " Since this model was rebased, its rows have moved from those stored: fit a new curvature." * drifted
         raise Refused(
-            found.refused(
+            diagnostics.refused(
                 f"The samples carry more curvature in '{solved.where}' than the training data as a whole{leverage}. "
                 f"They were not in the training data, not in this form, or the curvature belongs to another θ.{stream}",
             )

@@ -35,16 +35,16 @@ def _parts(batch: Any) -> tuple[Any, Any]:
         raise InvalidData(
             f"A batch must be a pair (x, y) or a mapping with labels, not a {type(batch).__name__}{size}."
         )
-    found = [key for key in LABEL_KEYS if key in batch]
-    if len(found) != 1:
+    labels = [key for key in LABEL_KEYS if key in batch]
+    if len(labels) != 1:
         raise InvalidData(
             f"A mapping batch needs its labels under one of {', '.join(LABEL_KEYS)}; its keys are "
             f"{', '.join(map(str, batch))}."
         )
-    rest = {key: value for key, value in batch.items() if key != found[0]}
+    rest = {key: value for key, value in batch.items() if key != labels[0]}
     if not rest:
-        raise InvalidData(f"A mapping batch needs inputs besides its labels; its only key is {found[0]}.")
-    return (next(iter(rest.values())) if len(rest) == 1 else rest), batch[found[0]]
+        raise InvalidData(f"A mapping batch needs inputs besides its labels; its only key is {labels[0]}.")
+    return (next(iter(rest.values())) if len(rest) == 1 else rest), batch[labels[0]]
 
 
 def slice_batch(x: Inputs, part: slice) -> Inputs:

@@ -36,7 +36,7 @@ class Problem:
 
     Attributes:
         layout: the parameters in θ. outputs: c, the number of outputs; and linear: the shape of θ if it
-        is one linear layer that ends the model, for then everything has a closed form (set by `probe`).
+        is one linear layer that ends the model: everything then has a closed form (set by `probe`).
     """
 
     def __init__(self, model: nn.Module, loss_fn: LossLike | Loss, parameters: ParameterChoice = "all"):
