@@ -57,7 +57,7 @@ def assert_bounded(eraser: Eraser, new, rest: Data, weighted: bool) -> float:
     found = float(np.linalg.norm(parameters(new) - truth))
     assert found <= eraser.distance_bound_ + ROUNDING * np.linalg.norm(truth)
     slope = refits.gradient_norm(new, rest, weighted)
-    assert slope <= eraser.state_.gradient * (1 + 1e-9) + ROUNDING * len(rest)
+    assert slope <= eraser.sums_.gradient * (1 + 1e-9) + ROUNDING * len(rest)
     return found
 
 

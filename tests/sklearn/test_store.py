@@ -234,8 +234,8 @@ def test_of_the_erased_sample_and_the_model_before_nothing_is_stored(tmp_path, m
         assert value not in secrets, key
 
 
-def walk(tree, path: str = ""):
-    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+def walk(nested, path: str = ""):
+    for key, value in nested.items() if isinstance(nested, dict) else enumerate(nested):
         if isinstance(value, dict | list):
             yield from walk(value, f"{path}.{key}")
         elif isinstance(value, float):
@@ -277,6 +277,6 @@ def test_an_eraser_can_be_pickled_and_copied():
     eraser = eraser_of()
     eraser.erase(DATA.x[GONE], DATA.y[GONE])
     for other in (pickle.loads(pickle.dumps(eraser)), copy.deepcopy(eraser)):
-        assert refits.same(other.state_, eraser.state_)
+        assert refits.same(other.sums_, eraser.sums_)
         one, two = (copy.deepcopy(one).erase(DATA.x[[9]], DATA.y[[9]]) for one in (eraser, other))
         assert refits.same(one, two)

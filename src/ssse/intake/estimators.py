@@ -32,9 +32,9 @@ from ssse.intake.messages import (
 from ssse.intake.models import check_arguments
 from ssse.intake.skops import read_skops
 from ssse.intake.weights import write_weights
-from ssse.sklearn.adapters import Classifier
-from ssse.sklearn.classifiers import LEAVES
-from ssse.sklearn.composition import tree_of
+from ssse.sklearn.adapters import ClassifierAdapter
+from ssse.sklearn.classifiers import ADAPTERS
+from ssse.sklearn.composition import decompose
 
 SKOPS = ".skops"
 ARRAYS = (".npz", ".safetensors")
@@ -108,12 +108,12 @@ def from_arrays(
 ) -> Any:
     """Call the class, and set what fitting would have."""
     kind = import_object(factory, None, "model")
-    if not isinstance(kind, type) or kind not in LEAVES:
-        known = ", ".join(one.__name__ for one in LEAVES)
+    if not isinstance(kind, type) or kind not in ADAPTERS:
+        known = ", ".join(one.__name__ for one in ADAPTERS)
         raise InvalidModel(f"'{factory}' cannot be rebuilt from arrays; {known} can. {REPAIR}")
     check_arguments(factory, kind, arguments)
     model = kind(**arguments)
-    classifies = issubclass(LEAVES[kind], Classifier)
+    classifies = issubclass(ADAPTERS[kind], ClassifierAdapter)
     coef = _floats(arrays, COEF, name)
     rows = len(coef) if coef.ndim == 2 else 1
     if INTERCEPT in arrays or model.fit_intercept:
@@ -197,8 +197,8 @@ def check_estimator(model: Any, name: str) -> None:
     if isinstance(model, type) or not hasattr(model, "fit"):
         raise InvalidModel(f"'{name}' holds a {type(model).__name__}, not an estimator of scikit-learn.")
     try:
-        for leaf in tree_of(model)[1].leaves:
-            _check_leaf(leaf.estimator, isinstance(leaf, Classifier), name)
+        for adapter in decompose(model)[1].adapters:
+            _check_leaf(adapter.estimator, isinstance(adapter, ClassifierAdapter), name)
     except SSSEError:
         raise
     except Exception as error:  # attributes that are not there, or not what fit would have made

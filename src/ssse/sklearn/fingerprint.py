@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from ssse.sklearn.adapters import Leaf
-from ssse.sklearn.composition import Tree, tree_of
+from ssse.sklearn.adapters import Adapter
+from ssse.sklearn.composition import Composition, decompose
 
 OBJECTIVE = (
     "C", "alpha", "penalty", "l1_ratio", "fit_intercept", "intercept_scaling", "class_weight", "loss", "positive",
@@ -20,20 +20,20 @@ OBJECTIVE = (
 def fingerprint(estimator: Any) -> str:
     """Which model: its classes, its objective, and its coefficients to the last bit."""
     hasher = hashlib.sha256()
-    transformers, tree = tree_of(estimator)
-    _take_in(hasher, [type(tree.estimator).__name__, getattr(tree.estimator, "classes_", None)])
+    transformers, composition = decompose(estimator)
+    _take_in(hasher, [type(composition.estimator).__name__, getattr(composition.estimator, "classes_", None)])
     _take_in(hasher, [] if transformers is None else [step for _, step in transformers.steps])
-    hasher.update(mark_of(tree).encode())
+    hasher.update(digest_linear_models(composition).encode())
     return hasher.hexdigest()
 
 
-def mark_of(tree: Tree) -> str:
+def digest_linear_models(composition: Composition) -> str:
     """Objective, classes and coefficients of the linear models alone: what a request starts from."""
     hasher = hashlib.sha256()
-    for leaf in tree.leaves:
-        hasher.update(_what(leaf).encode())
+    for adapter in composition.adapters:
+        hasher.update(_objective(adapter).encode())
         for name in ("coef_", "intercept_"):
-            value = np.ascontiguousarray(getattr(leaf.estimator, name))
+            value = np.ascontiguousarray(getattr(adapter.estimator, name))
             hasher.update(f"{name}{value.dtype}{value.shape}".encode() + value.tobytes())
     return hasher.hexdigest()
 
@@ -59,7 +59,7 @@ def _take_in(hasher: Any, thing: Any) -> None:
         hasher.update((repr(thing) if plain else type(thing).__name__).encode() + b";")
 
 
-def _what(leaf: Leaf) -> str:
-    settings = {name: repr(getattr(leaf.estimator, name, None)) for name in OBJECTIVE}
-    classes = [repr(one) for one in getattr(leaf.estimator, "classes_", np.zeros(0)).tolist()]
-    return f"{leaf.name}{settings}{classes}"
+def _objective(adapter: Adapter) -> str:
+    settings = {name: repr(getattr(adapter.estimator, name, None)) for name in OBJECTIVE}
+    classes = [repr(one) for one in getattr(adapter.estimator, "classes_", np.zeros(0)).tolist()]
+    return f"{adapter.name}{settings}{classes}"
