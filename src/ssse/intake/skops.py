@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import zipfile
 from itertools import count
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.intake.messages import listing, reading
+from ssse.system.files import sync
 from ssse.system.memory import human_bytes
 
 SCHEMA = "schema.json"
@@ -49,11 +49,7 @@ def write_skops(path: Path, model: Any) -> None:
         for old, new in names.items():
             out.writestr(zipfile.ZipInfo(new), packed.read(old))
         out.writestr(zipfile.ZipInfo(SCHEMA), json.dumps(schema, indent=1))
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(path)
 
 
 def _renamed(schema: Any, files: set[str]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from torch import Tensor
 from ssse.errors import InvalidData
 from ssse.intake.arrays import read_safetensors
 from ssse.intake.messages import listing, reading, require_file
+from ssse.system.files import sync
 
 SAFETENSORS = ".safetensors"
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")
@@ -84,11 +84,7 @@ def _named_tensors(stored: Any, path: Path) -> dict[str, Tensor]:
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     """The same bytes for the same tensors; on the disk when this returns, but not atomic: write into a fresh folder."""
     save_file(apart(weights), path)
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(path)
 
 
 def apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

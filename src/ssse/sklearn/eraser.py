@@ -14,6 +14,7 @@ from sklearn.base import BaseEstimator, MetaEstimatorMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
 
+from ssse.erasure.policy import check_policy
 from ssse.errors import (
     InvalidData,
     InvalidSetting,
@@ -52,7 +53,6 @@ from ssse.system.progress import bar
 if TYPE_CHECKING:
     import os
 
-POLICIES = ("rebase", "joint")
 SAME_AFTER_REFINING = (
     "k",
     "n",
@@ -111,7 +111,7 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Eraser:
         """Learn the curvature: two passes over exactly the data that the estimator was fitted to."""
-        self._check_policy()
+        check_policy(self.policy)
         transformers, composition = decompose(self.estimator)
         x, columns, weights = self._read(transformers, composition, X, y, sample_weight)
         sums = self._begin(composition, x, sample_weight is not None)
@@ -127,7 +127,7 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
 
         As after `fit`, but for a wider `distance_bound_`: its constants need a second look at the samples.
         """
-        self._check_policy()
+        check_policy(self.policy)
         if hasattr(self, "sums_") and self.sums_.erased:
             raise InvalidSetting("Samples were erased already, so more of the training data cannot be taken in.")
         transformers, composition = decompose(self.estimator)
@@ -395,14 +395,10 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
 
     def _finished_sums(self) -> Sums:
         self._fitted()
-        self._check_policy()
+        check_policy(self.policy)
         if not self.sums_.finished:
             self._set(self.estimator_, finish(self.sums_, decompose(self.estimator_)[1]))
         return self.sums_
-
-    def _check_policy(self) -> None:
-        if self.policy not in POLICIES:
-            raise InvalidSetting(f"policy must be one of {', '.join(POLICIES)}, not {self.policy!r}.")
 
     def _set(self, estimator: Any, sums: Sums, outcome: Outcome | None = None) -> None:
         self.estimator_, self.sums_, self.model_digest_ = estimator, sums, digest_linear_models(decompose(estimator)[1])

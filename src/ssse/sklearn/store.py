@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ssse.errors import BrokenArtefact, ModelMismatch
+from ssse.errors import ModelMismatch
 from ssse.sklearn.adapters import ClassCounts
 from ssse.sklearn.bound import Bound
 from ssse.sklearn.coordinates import Coordinates
@@ -18,9 +18,6 @@ from ssse.sklearn.loss_sums import LossSums
 from ssse.sklearn.losses import Softmax, loss_named
 from ssse.sklearn.quadratic import Quadratic
 from ssse.sklearn.sums import Sums
-from ssse.system.environment import now
-
-KIND = "scikit-learn"  # what tells such a folder from a curvature of a PyTorch model
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class StoredEraser:
 def save(folder: str | os.PathLike[str], estimator: Any, stored: StoredEraser) -> None:
     import torch
 
-    from ssse.system.store import write_folder
+    from ssse.system.store import ERASER, write_folder
 
     sums = stored.sums
     arrays: dict[str, np.ndarray] = {"center": sums.coordinates.center, "scale": sums.coordinates.scale}
@@ -46,8 +43,6 @@ def save(folder: str | os.PathLike[str], estimator: Any, stored: StoredEraser) -
         arrays |= {f"{i}.counts": class_counts.counts, f"{i}.mass": class_counts.weight_sums}
         models.append([_describe(quadratic, f"{i}.{j}", arrays) for j, quadratic in enumerate(quadratics)])
     manifest = {
-        "kind": KIND,
-        "written": now(),
         "estimator": fingerprint(estimator),
         "policy": stored.policy,
         "in_parts": stored.in_parts,
@@ -60,22 +55,16 @@ def save(folder: str | os.PathLike[str], estimator: Any, stored: StoredEraser) -
         "leverage": stored.leverage,
         "leaves": models,
     }
-    write_folder(folder, {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}, manifest)
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    write_folder(folder, ERASER, tensors, manifest)
 
 
 def load(folder: str | os.PathLike[str], estimator: Any, verify: bool) -> StoredEraser:
-    from ssse.system.store import read_folder
+    from ssse.system.store import ERASER, read_folder, reading_entries
 
-    tensors, manifest = read_folder(folder, verify)
-    if manifest.get("kind") != KIND:
-        raise BrokenArtefact(
-            f"'{os.fspath(folder)}' holds no sums of a scikit-learn model; load it with ssse.Curvature."
-        )
-    try:
-        arrays = {name: value.numpy() for name, value in tensors.items()}
-        stored = _restore(arrays, manifest)
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise BrokenArtefact(f"The manifest of '{os.fspath(folder)}' lacks {error}.") from error
+    tensors, manifest = read_folder(folder, ERASER, verify)
+    with reading_entries(folder, manifest):
+        stored = _restore({name: value.numpy() for name, value in tensors.items()}, manifest)
     if fingerprint(estimator) != manifest["estimator"]:
         raise ModelMismatch(
             f"'{os.fspath(folder)}' belongs to another estimator: class, settings of the objective, classes and "
