@@ -48,7 +48,7 @@ class ClassCounts:
 
 
 @dataclass(frozen=True)
-class Removal:
+class ErasureRequest:
     """One request, as one linear model sees it. `after`: what is left of each class."""
 
     design: np.ndarray
@@ -116,7 +116,7 @@ class Adapter(ABC):
     def weights(self, class_counts: ClassCounts) -> list[tuple[float, ...]]:
         """Of each quadratic's groups."""
 
-    def erase(self, quadratics: Sequence[Quadratic], request: Removal) -> list[tuple[Quadratic, float]]:
+    def erase(self, quadratics: Sequence[Quadratic], request: ErasureRequest) -> list[tuple[Quadratic, float]]:
         """Each quadratic at its new minimum, and the largest leverage; where classes vanish, of those that stay."""
         erased = []
         wanted, after = self.labels(request.codes, request.weights), request.after
@@ -261,7 +261,7 @@ class ClassifierAdapter(Adapter):
         out[there] = sizes[there].sum() / (there.sum() * sizes[there])
         return out
 
-    def erase(self, quadratics: Sequence[Quadratic], request: Removal) -> list[tuple[Quadratic, float]]:
+    def erase(self, quadratics: Sequence[Quadratic], request: ErasureRequest) -> list[tuple[Quadratic, float]]:
         stays = request.after.present
         if len(stays) < 2:
             (last,) = self.classes[stays].tolist()
@@ -274,7 +274,7 @@ class ClassifierAdapter(Adapter):
 
     @abstractmethod
     def erase_classes(
-        self, quadratics: Sequence[Quadratic], request: Removal, stays: np.ndarray
+        self, quadratics: Sequence[Quadratic], request: ErasureRequest, stays: np.ndarray
     ) -> list[tuple[Quadratic, float]]:
         """Where only these classes have samples left."""
 

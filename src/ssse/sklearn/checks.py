@@ -9,10 +9,10 @@ import numpy as np
 from ssse.errors import InvalidData
 from ssse.sklearn.adapters import ClassCounts, ClassifierAdapter
 from ssse.sklearn.composition import Composition
-from ssse.sklearn.sums import Sums
+from ssse.sklearn.sums import TrainingSums
 
 
-def check_counts(composition: Composition, sums: Sums, after: list[ClassCounts], k: int) -> None:
+def check_counts(composition: Composition, sums: TrainingSums, after: list[ClassCounts], k: int) -> None:
     """No class may have fewer samples than go, and something must remain."""
     for adapter, before, remaining in zip(composition.adapters, sums.class_counts, after, strict=True):
         for place in np.flatnonzero(remaining.counts < 0):
@@ -26,7 +26,7 @@ def check_counts(composition: Composition, sums: Sums, after: list[ClassCounts],
         raise InvalidData(f"All {sums.samples} samples that are left would be erased; something must remain.")
 
 
-def too_long(sums: Sums, design: np.ndarray) -> str:
+def too_long(sums: TrainingSums, design: np.ndarray) -> str:
     """Why not, if a sample is longer than any that there was."""
     largest = max(quadratic.loss_sums.largest for quadratic in sums.all_quadratics)
     longer = np.flatnonzero(np.einsum("ij,ij->i", design, design) > largest)
@@ -38,7 +38,7 @@ def too_long(sums: Sums, design: np.ndarray) -> str:
     )
 
 
-def check_weighted(sums: Sums, sample_weight: Any) -> None:
+def check_weighted(sums: TrainingSums, sample_weight: Any) -> None:
     if sums.weighted != (sample_weight is not None):
         given = "none were" if sums.weighted else "some were"
         raise InvalidData(f"sample_weight must be given as it was for fit; {given} given now.")

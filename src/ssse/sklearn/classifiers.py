@@ -15,8 +15,8 @@ from ssse.sklearn.adapters import (
     Adapter,
     ClassCounts,
     ClassifierAdapter,
+    ErasureRequest,
     RegressionAdapter,
-    Removal,
     set_classes,
 )
 from ssse.sklearn.coordinates import Coordinates
@@ -80,7 +80,7 @@ class LogisticRegressionAdapter(ClassifierAdapter):
         return [tuple(self.class_weights(class_counts).tolist()) if self.balanced else (1.0,)]
 
     def erase_classes(
-        self, quadratics: Sequence[Quadratic], request: Removal, stays: np.ndarray
+        self, quadratics: Sequence[Quadratic], request: ErasureRequest, stays: np.ndarray
     ) -> list[tuple[Quadratic, float]]:
         (quadratic,), after = quadratics, request.after
         (labels,), (wanted,) = self.labels(request.codes, request.weights), self.weights(after)
@@ -135,7 +135,7 @@ class RidgeClassifierAdapter(ClassifierAdapter):
         return classes[1:] if len(classes) == 2 else classes
 
     def erase_classes(
-        self, quadratics: Sequence[Quadratic], request: Removal, stays: np.ndarray
+        self, quadratics: Sequence[Quadratic], request: ErasureRequest, stays: np.ndarray
     ) -> list[tuple[Quadratic, float]]:
         (quadratic,), after = quadratics, request.after
         (labels,), (wanted,) = self.labels(request.codes, request.weights), self.weights(after)
@@ -201,7 +201,7 @@ class OneVersusRestAdapter(ClassifierAdapter):
         return classes[1:] if len(classes) == 2 else classes
 
     def erase_classes(
-        self, quadratics: Sequence[Quadratic], request: Removal, stays: np.ndarray
+        self, quadratics: Sequence[Quadratic], request: ErasureRequest, stays: np.ndarray
     ) -> list[tuple[Quadratic, float]]:
         labels, after, erased = self.labels(request.codes, request.weights), request.after, []
         for own, wanted in zip(self._own(stays), self._weights(after, stays), strict=True):

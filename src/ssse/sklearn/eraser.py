@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator, MetaEstimatorMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
 
-from ssse.erasure.policy import check_policy
+from ssse.erasure.policy import Policy, check_policy
 from ssse.errors import (
     InvalidData,
     InvalidSetting,
@@ -23,7 +23,17 @@ from ssse.errors import (
     PrecisionLost,
     Refused,
 )
-from ssse.sklearn.adapters import ClassCounts, Removal
+from ssse.sklearn.adapters import ClassCounts, ErasureRequest
+from ssse.sklearn.assessment import (
+    TOO_FAR_AWAY,
+    TOO_LONG,
+    assess_refined,
+    assess_step,
+    change_due,
+    distance_between,
+    refuse_request,
+    refuse_step,
+)
 from ssse.sklearn.checks import (
     check_counts,
     check_weighted,
@@ -33,14 +43,9 @@ from ssse.sklearn.checks import (
 from ssse.sklearn.composition import Composition, decompose
 from ssse.sklearn.coordinates import Coordinates
 from ssse.sklearn.fingerprint import digest_linear_models
-from ssse.sklearn.outcome import (
-    TOO_FAR,
-    Outcome,
-    notes_on,
-    reasons_for_caution,
-)
+from ssse.sklearn.outcome import TOO_FAR, Outcome
 from ssse.sklearn.sums import (
-    Sums,
+    TrainingSums,
     check_memory,
     finish,
     mean_losses,
@@ -52,27 +57,6 @@ from ssse.system.progress import bar
 
 if TYPE_CHECKING:
     import os
-
-SAME_AFTER_REFINING = (
-    "k",
-    "n",
-    "erased",
-    "step_norm",
-    "relative_step",
-    "due",
-    "leverage_max",
-    "loss_before",
-    "correction",
-)
-TOO_LONG = (
-    "The step would be {:.3g} times as long as the coefficients, too far for one step. These samples were not in the "
-    "training data in this form (other preprocessing, other labels?), or they are too many: erase fewer at a time."
-)
-TOO_FAR_AWAY = (
-    "The estimator is not near the minimum of its objective on this data: the step there is {:.3g} times as long as "
-    "its coefficients, and may go anywhere. Train it further, or bring it there with `refine` and its data. Or was it "
-    "trained on other data, or with other weights?"
-)
 
 
 class Eraser(MetaEstimatorMixin, BaseEstimator):
@@ -100,7 +84,7 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         self,
         estimator: Any,
         *,
-        policy: str = "rebase",
+        policy: Policy = "rebase",
         memory_budget: float | str | None = None,
         progress: bool = False,
     ):
@@ -163,21 +147,28 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         ]
         check_counts(composition, sums, after, len(weights))
         if sums.correction > TOO_FAR:
-            raise Refused(self._outcome_refused(sums, len(weights), TOO_FAR_AWAY.format(sums.correction)))
+            raise Refused(refuse_request(self.policy, sums, len(weights), TOO_FAR_AWAY.format(sums.correction)))
         design = sums.coordinates.design(x)
         if why := too_long(sums, design):
-            raise Refused(self._outcome_refused(sums, len(weights), why))
+            raise Refused(refuse_request(self.policy, sums, len(weights), why))
         try:
             new, inner, leverage, lost = self._erase(sums, composition, design, columns, weights, after)
         except (NotPositiveDefinite, PrecisionLost) as error:
-            raise Refused(self._refusal(sums, len(weights), str(error))) from error
+            raise Refused(refuse_step(self.policy, sums, len(weights), str(error))) from error
         whole = _whole(self.estimator_, inner)
-        moved = _distance(sums, new)
+        moved = distance_between(sums, new)
         if moved is not None and not new.exact and moved > TOO_FAR * (size := float(np.linalg.norm(sums.parameters()))):
-            raise Refused(self._outcome_refused(sums, len(weights), TOO_LONG.format(moved / max(size, 1e-300))))
-        (due, before), distance_bound = self._due(sums, new, moved), new.distance + lost
-        outcome = self._outcome(
-            sums, new, moved, distance_bound, max(distance_bound - before, 0.0), due, transformers is not None
+            raise Refused(refuse_request(self.policy, sums, len(weights), TOO_LONG.format(moved / max(size, 1e-300))))
+        (due, before), distance_bound = change_due(self.policy, sums, new, moved), new.distance + lost
+        outcome = assess_step(
+            self.policy,
+            sums,
+            new,
+            moved,
+            distance_bound,
+            max(distance_bound - before, 0.0),
+            due,
+            transformers is not None,
         )
         if moved is not None:
             losses = mean_losses(sums, new, composition, design, columns, weights)
@@ -223,7 +214,11 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         inner = composition.write([estimator for estimator, _ in written], new.class_counts)
         whole = _whole(self.estimator_, inner)
         lost = math.hypot(*(lost for _, lost in written))
-        self._set(whole, new, self._refined_outcome(sums, new, lost, transformers is not None))
+        self._set(
+            whole,
+            new,
+            assess_refined(self.policy, getattr(self, "outcome_", None), sums, new, lost, transformers is not None),
+        )
         return copy.deepcopy(whole)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -249,9 +244,14 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         return hasattr(self, "sums_")
 
     def _erase(
-        self, sums: Sums, composition: Composition, design: np.ndarray, columns: list[np.ndarray], weights: np.ndarray,
+        self,
+        sums: TrainingSums,
+        composition: Composition,
+        design: np.ndarray,
+        columns: list[np.ndarray],
+        weights: np.ndarray,
         after: list[ClassCounts],
-    ) -> tuple[Sums, Any, float, float]:  # fmt: skip
+    ) -> tuple[TrainingSums, Any, float, float]:
         """The new sums, the new estimator, the largest leverage, and the distance that the estimator's dtype costs."""
         staying = composition.staying(after)
         quadratics, class_counts, estimators, leverage, lost = [], [], [], 0.0, 0.0
@@ -260,7 +260,7 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
             if not staying[i]:
                 estimators.append(None)
                 continue
-            request = Removal(design, columns[i], weights, after[i], sums.coordinates, self.policy == "joint")
+            request = ErasureRequest(design, columns[i], weights, after[i], sums.coordinates, self.policy == "joint")
             erased = adapter.erase(sums.quadratics[i], request)
             quadratics.append(tuple(quadratic for quadratic, _ in erased))
             leverage = max([leverage, *(one for _, one in erased)])
@@ -279,78 +279,6 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
             dropped=dropped,
         )
         return new, composition.write(estimators, after), leverage, lost
-
-    def _outcome(
-        self,
-        old: Sums,
-        new: Sums,
-        moved: float | None,
-        distance_bound: float,
-        unproved: float,
-        due: float,
-        pipeline: bool,
-    ) -> Outcome:
-        """`due`: by how much the samples had to move the model; `unproved`: how much of that is not proved."""
-        size = float(np.linalg.norm(old.parameters()))
-        reasons = reasons_for_caution(
-            bounded=new.bounded, unproved=unproved, due=due, size=size, correction=new.correction, dropped=new.dropped
-        )
-        return Outcome(
-            notes=notes_on(self.policy, exact=new.exact, pipeline=pipeline),
-            k=old.samples - new.samples,
-            n=old.samples,
-            erased=old.erased,
-            policy=self.policy,
-            exact=new.exact,
-            distance_bound=distance_bound,
-            gradient_bound=new.gradient,
-            due=due,
-            step_norm=moved,
-            relative_step=None if moved is None else moved / max(size, 1e-300),
-            correction=new.correction,
-        ).judged(reasons)
-
-    def _due(self, old: Sums, new: Sums, moved: float | None) -> tuple[float, float]:
-        """By how much the samples had to move the model, at least, and what was unproved of it before.
-
-        A step also goes where the solver had not yet gone; that is not the samples' part. From "joint" on, all
-        requests since the fit are one.
-        """
-        if moved is None:
-            return 0.0, 0.0
-        if self.policy == "joint":
-            return max(0.0, float(np.linalg.norm(new.parameters() - new.parameters(anchor=True))) - new.shift), 0.0
-        first = old.erased == 0 or old.known_gradient
-        return max(0.0, moved - old.shift * first), 0.0 if first else old.distance
-
-    def _refined_outcome(self, old: Sums, new: Sums, lost: float, pipeline: bool) -> Outcome:
-        """The last request's, as it stands now."""
-        moved, known = _distance(old, new), getattr(self, "outcome_", None)
-        due = (moved or 0.0) if known is None else known.due or 0.0
-        distance_bound = new.distance + lost
-        now = self._outcome(old, new, moved, distance_bound, distance_bound, due, pipeline)
-        now = replace(now, notes=(*now.notes, f"Refined with the {new.samples} samples that remain."))
-        if known is None:
-            return now
-        same = {name: getattr(known, name) for name in SAME_AFTER_REFINING}
-        return replace(now, **same)
-
-    def _refusal(self, sums: Sums, k: int, why: str) -> Outcome:
-        reason = f"Without these samples the step cannot be taken: {why}. "
-        if sums.erased and self.policy == "rebase" and not sums.exact:
-            reason += (
-                "The model has moved since its curvature was taken, and its samples with it: fit the eraser again on "
-                'what remains, refine, or use policy="joint". If it is not that, they '
-            )
-        else:
-            reason += "They "
-        reason += (
-            "were not in the training data in this form, are erased already, or the rest does not determine a model."
-        )
-        return self._outcome_refused(sums, k, reason)
-
-    def _outcome_refused(self, sums: Sums, k: int, reason: str) -> Outcome:
-        return Outcome(k=k, n=sums.samples, erased=sums.erased, policy=self.policy).refused(reason)
 
     def _current_composition(self) -> tuple[Pipeline | None, Composition]:
         """Of `estimator_`, which must be as the last request left it: its sums are of that."""
@@ -381,26 +309,26 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
                 raise InvalidData(f"X has {x.shape[0]} samples and y {len(codes)}.")
         return x, columns, sample_weights(sample_weight, x.shape[0])
 
-    def _begin(self, composition: Composition, x: Any, weighted: bool) -> Sums:
+    def _begin(self, composition: Composition, x: Any, weighted: bool) -> TrainingSums:
         coordinates = Coordinates.choose(x, intercept=composition.intercept, shiftable=composition.shiftable)
         check_memory(
             [size for adapter in composition.adapters for size in adapter.sizes(coordinates.width)], self.memory_budget
         )
-        return Sums.empty(composition, coordinates, weighted)
+        return TrainingSums.empty(composition, coordinates, weighted)
 
-    def _fitted(self) -> Sums:
+    def _fitted(self) -> TrainingSums:
         if not hasattr(self, "sums_"):
             raise NotFittedError("This Eraser is not fitted: call fit with the training data first.")
         return self.sums_
 
-    def _finished_sums(self) -> Sums:
+    def _finished_sums(self) -> TrainingSums:
         self._fitted()
         check_policy(self.policy)
         if not self.sums_.finished:
             self._set(self.estimator_, finish(self.sums_, decompose(self.estimator_)[1]))
         return self.sums_
 
-    def _set(self, estimator: Any, sums: Sums, outcome: Outcome | None = None) -> None:
+    def _set(self, estimator: Any, sums: TrainingSums, outcome: Outcome | None = None) -> None:
         self.estimator_, self.sums_, self.model_digest_ = estimator, sums, digest_linear_models(decompose(estimator)[1])
         if outcome is not None:
             self.outcome_ = outcome
@@ -409,12 +337,6 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         self.n_erased_ = sums.erased
         self.distance_bound_ = sums.distance if outcome is None else outcome.distance_bound
         self.leverage_ = 0.0 if outcome is None else outcome.leverage_max
-
-
-def _distance(old: Sums, new: Sums) -> float | None:
-    """Between their parameters; None where a class has gone, and parameters with it."""
-    before, after = old.parameters(), new.parameters()
-    return float(np.linalg.norm(after - before)) if before.shape == after.shape else None
 
 
 def _whole(old: Any, last: Any) -> Any:

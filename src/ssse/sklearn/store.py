@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ssse.erasure.policy import Policy
 from ssse.errors import ModelMismatch
 from ssse.sklearn.adapters import ClassCounts
 from ssse.sklearn.bound import Bound
@@ -17,15 +18,15 @@ from ssse.sklearn.fingerprint import fingerprint
 from ssse.sklearn.loss_sums import LossSums
 from ssse.sklearn.losses import Softmax, loss_named
 from ssse.sklearn.quadratic import Quadratic
-from ssse.sklearn.sums import Sums
+from ssse.sklearn.sums import TrainingSums
 
 
 @dataclass(frozen=True)
 class StoredEraser:
     """What an eraser keeps besides its estimator."""
 
-    sums: Sums
-    policy: str
+    sums: TrainingSums
+    policy: Policy
     in_parts: bool
     distance_bound: float
     leverage: float | None
@@ -98,7 +99,7 @@ def _describe(quadratic: Quadratic, name: str, arrays: dict[str, np.ndarray]) ->
 
 def _restore(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> StoredEraser:
     models = manifest["leaves"]
-    sums = Sums(
+    sums = TrainingSums(
         Coordinates(arrays["center"], arrays["scale"], manifest["intercept"]),
         tuple(ClassCounts(arrays[f"{i}.counts"], arrays[f"{i}.mass"]) for i in range(len(models))),
         tuple(

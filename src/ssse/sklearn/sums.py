@@ -28,7 +28,7 @@ Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Sums:
+class TrainingSums:
     """Of each linear model in the estimator: how many samples of each class, and its quadratics.
 
     Attributes:
@@ -45,7 +45,7 @@ class Sums:
     dropped: bool = False
 
     @classmethod
-    def empty(cls, composition: Composition, coordinates: Coordinates, weighted: bool) -> Sums:
+    def empty(cls, composition: Composition, coordinates: Coordinates, weighted: bool) -> TrainingSums:
         nobody = np.zeros(0, dtype=np.int64)
         return cls(
             coordinates,
@@ -105,7 +105,7 @@ class Sums:
             parts += [coef.ravel(), intercept]
         return np.concatenate(parts)
 
-    def with_quadratics(self, quadratics: Sequence[Sequence[Quadratic]]) -> Sums:
+    def with_quadratics(self, quadratics: Sequence[Sequence[Quadratic]]) -> TrainingSums:
         return replace(self, quadratics=tuple(tuple(group) for group in quadratics))
 
 
@@ -122,7 +122,7 @@ def check_memory(sizes: Sequence[tuple[int, int]], asked: float | str | None) ->
 
 
 def take_in(
-    sums: Sums,
+    sums: TrainingSums,
     composition: Composition,
     x: Any,
     columns: list[np.ndarray],
@@ -130,7 +130,7 @@ def take_in(
     advance: Advance,
     *,
     in_place: bool,
-) -> Sums:
+) -> TrainingSums:
     """The sums of these samples beside those there are; X is read once, for all quadratics."""
     totals = [[quadratic.loss_sums for quadratic in quadratics] for quadratics in sums.quadratics]
     for part, design in designs(sums, x):
@@ -150,7 +150,7 @@ def take_in(
     return replace(sums.with_quadratics(quadratics), class_counts=class_counts)
 
 
-def finish(sums: Sums, composition: Composition) -> Sums:
+def finish(sums: TrainingSums, composition: Composition) -> TrainingSums:
     """With every curvature factorised."""
     quadratics = []
     for adapter, group, class_counts in zip(composition.adapters, sums.quadratics, sums.class_counts, strict=True):
@@ -176,7 +176,7 @@ def finish(sums: Sums, composition: Composition) -> Sums:
     return replace(new, shift=_shift(new))
 
 
-def _shift(sums: Sums) -> float:
+def _shift(sums: TrainingSums) -> float:
     """How long the step to the minimum is, by the gradient where the model is."""
     total = 0.0
     for quadratic in sums.all_quadratics:
@@ -185,7 +185,7 @@ def _shift(sums: Sums) -> float:
     return total
 
 
-def measure_reach(sums: Sums, x: Any, advance: Advance) -> Sums:
+def measure_reach(sums: TrainingSums, x: Any, advance: Advance) -> TrainingSums:
     """A second pass, for the constants of the bound."""
     reach = {
         (i, j): 0.0
@@ -211,8 +211,13 @@ def measure_reach(sums: Sums, x: Any, advance: Advance) -> Sums:
 
 
 def sums_anew(
-    sums: Sums, composition: Composition, x: Any, columns: list[np.ndarray], weights: np.ndarray, advance: Advance
-) -> Sums:
+    sums: TrainingSums,
+    composition: Composition,
+    x: Any,
+    columns: list[np.ndarray],
+    weights: np.ndarray,
+    advance: Advance,
+) -> TrainingSums:
     """All sums and constants over these samples, where the model is."""
     empty = sums.with_quadratics([[quadratic.emptied() for quadratic in quadratics] for quadratics in sums.quadratics])
     empty = replace(empty, class_counts=tuple(counts - counts for counts in sums.class_counts), dropped=False)
@@ -221,8 +226,13 @@ def sums_anew(
 
 
 def with_slopes_measured(
-    sums: Sums, composition: Composition, x: Any, columns: list[np.ndarray], weights: np.ndarray, advance: Advance
-) -> Sums:
+    sums: TrainingSums,
+    composition: Composition,
+    x: Any,
+    columns: list[np.ndarray],
+    weights: np.ndarray,
+    advance: Advance,
+) -> TrainingSums:
     """One pass over the samples that are left: the gradient where the model is, as it is and not as it was foreseen."""
     slopes = [
         [[np.zeros_like(part) for part in quadratic.loss_sums.slopes] for quadratic in quadratics]
@@ -243,7 +253,7 @@ def with_slopes_measured(
 
 
 def refined(
-    sums: Sums,
+    sums: TrainingSums,
     composition: Composition,
     x: Any,
     columns: list[np.ndarray],
@@ -252,7 +262,7 @@ def refined(
     advance: Advance,
     *,
     curvature: bool,
-) -> Sums:
+) -> TrainingSums:
     """Steps with the gradient over these samples; with a new curvature where the old one is too far away to help."""
     samples = (x, columns, weights, advance)
     best, fresh = with_slopes_measured(sums, composition, *samples), False
@@ -273,12 +283,17 @@ def refined(
     return sums_anew(best, composition, *samples) if curvature and not fresh else best
 
 
-def _gradient_left(sums: Sums) -> float:
+def _gradient_left(sums: TrainingSums) -> float:
     return math.hypot(*(quadratic.bound.left for quadratic in sums.all_quadratics))
 
 
 def mean_losses(
-    old: Sums, new: Sums, composition: Composition, design: np.ndarray, columns: list[np.ndarray], weights: np.ndarray
+    old: TrainingSums,
+    new: TrainingSums,
+    composition: Composition,
+    design: np.ndarray,
+    columns: list[np.ndarray],
+    weights: np.ndarray,
 ) -> tuple[float, float]:
     """On these samples under the two models, summed over outputs."""
     totals = [0.0, 0.0]
@@ -291,7 +306,7 @@ def mean_losses(
     return totals[0], totals[1]
 
 
-def designs(sums: Sums, x: Any) -> Iterator[tuple[slice, np.ndarray]]:
+def designs(sums: TrainingSums, x: Any) -> Iterator[tuple[slice, np.ndarray]]:
     """X̃ in parts, long enough that a product of one outweighs adding its result up."""
     step = max(CHUNK // sums.coordinates.width, 2 * sums.coordinates.width, 1)
     for first in range(0, x.shape[0], step):
