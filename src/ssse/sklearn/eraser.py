@@ -89,7 +89,7 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         progress: bool = False,
     ):
         self.estimator = estimator
-        self.policy = policy
+        self.policy: Policy = policy
         self.memory_budget = memory_budget
         self.progress = progress
 
