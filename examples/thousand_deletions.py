@@ -31,8 +31,8 @@ def apart(one: LogisticRegression, other: LogisticRegression) -> float:
     return float(np.linalg.norm(coefficients(one) - coefficients(other)))
 
 
-def bound(epsilon: float) -> str:
-    return f"{epsilon:.1e}" if np.isfinite(epsilon) else "no bound"
+def shown(distance_bound: float) -> str:
+    return f"{distance_bound:.1e}" if np.isfinite(distance_bound) else "no bound"
 
 
 def milliseconds(taken: list[float]) -> float:
@@ -64,7 +64,7 @@ def main() -> None:
             started = time.perf_counter()
             refit = untrained().fit(x[stays], y[stays])
             refit_seconds = time.perf_counter() - started
-            columns = [f"{apart(e.estimator_, refit):>16.1e}{bound(e.distance_bound_):>16}" for e in erasers.values()]
+            columns = [f"{apart(e.estimator_, refit):>16.1e}{shown(e.distance_bound_):>16}" for e in erasers.values()]
             print(f"{request:>8}{apart(trained, refit):>13.1e}{''.join(columns)}")
 
     print(f"\n{'time of a request':<22}{'first hundred':>16}{'last hundred':>16}{'a refit':>12}")
@@ -76,7 +76,7 @@ def main() -> None:
     nearer = erasers["rebase"].refine(x[stays], y[stays])
     renewed = erasers["rebase"].distance_bound_
     print(f"\nrebase has a bound up to request {proved}. Then refined with what remains, which is read for that, it is")
-    print(f"{apart(nearer, refit):.1e} from scikit-learn's refit, and {bound(renewed)} from the minimum is proved.")
+    print(f"{apart(nearer, refit):.1e} from scikit-learn's refit, and {shown(renewed)} from the minimum is proved.")
 
     longer = milliseconds(seconds["rebase"][-100:]) / milliseconds(seconds["rebase"][:100])
     error = 100 * apart(erased, refit) / apart(trained, refit)

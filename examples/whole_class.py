@@ -34,8 +34,10 @@ def says(model: Model, x: np.ndarray) -> np.ndarray:
     return np.asarray(model.predict(x))
 
 
-def bound(epsilon: float | None) -> str:
-    return "–" if epsilon is None else f"{epsilon:.0e}" if np.isfinite(epsilon) else "nothing"
+def shown(distance_bound: float | None) -> str:
+    if distance_bound is None:
+        return "–"
+    return f"{distance_bound:.0e}" if np.isfinite(distance_bound) else "nothing"
 
 
 def main() -> None:
@@ -65,7 +67,7 @@ def main() -> None:
             far[name] = float(np.linalg.norm(rows(model)[model.classes_ != GONE] - rows(refit)))
             print(
                 f"  {name:<18}{len(model.classes_):>7}{shares[0]:>14}{shares[1]:>14}{shares[2]:>14}{far[name]:>18.1e}"
-                f"{bound(proved.get(name)):>9}"
+                f"{shown(proved.get(name)):>9}"
             )
 
     print(

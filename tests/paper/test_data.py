@@ -127,7 +127,7 @@ def test_files_that_are_no_npz(tmp_path):
         refused(path, "cannot be read as an npz file.*download it again")
     with open(path, "wb") as handle:
         np.save(handle, X)
-    refused(path, "it is a single array")
+    refused(path, "is a single array, not an npz file")
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("features", b"no array")
     refused(path, "'features' is not an array")

@@ -57,7 +57,7 @@ def assert_bounded(eraser: Eraser, new, rest: Data, weighted: bool) -> float:
     found = float(np.linalg.norm(parameters(new) - truth))
     assert found <= eraser.distance_bound_ + ROUNDING * np.linalg.norm(truth)
     slope = refits.gradient_norm(new, rest, weighted)
-    assert slope <= eraser.state_.gradient * (1 + 1e-9) + ROUNDING * len(rest)
+    assert slope <= eraser.sums_.gradient * (1 + 1e-9) + ROUNDING * len(rest)
     return found
 
 
@@ -132,7 +132,7 @@ def play(case: dict) -> list[tuple[float, float]]:
 
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(situations())
-def test_no_distance_is_above_epsilon(case):
+def test_no_distance_is_above_its_bound(case):
     play(case)
 
 
@@ -149,8 +149,8 @@ ORDINARY = {
 @pytest.mark.parametrize("class_weight", [None, "balanced"])
 def test_the_bound_is_of_use_on_an_ordinary_problem(classes, policy, intercept, class_weight):
     changes = {"k": classes, "policy": policy, "intercept": intercept, "class_weight": class_weight}
-    for true, epsilon in play({**ORDINARY, **changes}):
-        assert 0 < true <= epsilon < 1000 * true
+    for true, distance_bound in play({**ORDINARY, **changes}):
+        assert 0 < true <= distance_bound < 1000 * true
 
 
 HARD = {
@@ -202,7 +202,7 @@ def test_a_bound_that_is_too_small_is_found_out(monkeypatch, mutation):
 
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("policy", ["rebase", "joint"])
-def test_epsilon_grows_with_what_is_erased(classes, policy):
+def test_the_distance_bound_grows_with_what_is_erased(classes, policy):
     data = refits.classes(n=2000, k=classes)
     first = fitted(tight(), data.x, data.y)
     few, many = (Eraser(first, policy=policy).fit(data.x, data.y) for _ in range(2))
@@ -251,7 +251,7 @@ def test_digits_that_an_outlier_took_are_not_claimed(model, size):
     assert np.linalg.norm(parameters(new) - truth) <= eraser.distance_bound_ + 1e-13 * np.linalg.norm(truth)
 
 
-def test_where_nothing_is_proved_epsilon_is_infinite():
+def test_where_nothing_is_proved_the_distance_bound_is_infinite():
     data = refits.classes(k=3)
     svc: Any = Eraser(fitted(LinearSVC(), data.x, data.y)).fit(data.x, data.y)
     svc.erase(data.x[:2], data.y[:2])

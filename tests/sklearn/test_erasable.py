@@ -90,7 +90,7 @@ def test_a_refit_resets_it():
     assert model.n_erased_ == 0
     assert not hasattr(model, "outcome_")
     assert refits.same(parameters(model), parameters(first))
-    assert refits.same(model._eraser.state_, first._eraser.state_)
+    assert refits.same(model._eraser.sums_, first._eraser.sums_)
     assert not hasattr(clone(model), "n_erased_")
 
 

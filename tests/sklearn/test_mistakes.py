@@ -11,7 +11,7 @@ from sklearn.preprocessing import StandardScaler
 
 from ssse.errors import ModelMismatch, Refused
 from ssse.sklearn import ErasableLogisticRegression, Eraser
-from ssse.sklearn.linalg import top_pencil
+from ssse.sklearn.linalg import largest_generalized_eigenvalue
 from tests.support.sklearn_refits import (
     fitted,
     parameters,
@@ -118,4 +118,4 @@ def test_the_largest_eigenvalue_is_not_missed():
     a = np.diag(np.full(120, 0.5))
     block = np.array([[1.0, -1.0], [-1.0, 1.0]]) / 2
     a[:2, :2] = 0.9 * block
-    assert top_pencil(a, np.eye(120), np.eye(120)) == pytest.approx(0.9, rel=1e-6)
+    assert largest_generalized_eigenvalue(a, np.eye(120), np.eye(120)) == pytest.approx(0.9, rel=1e-6)

@@ -31,6 +31,7 @@ from tests.support.sklearn_refits import (
     tight,
 )
 
+BEFORE = Path(__file__).parents[1] / "before"
 DATA = refits.classes(n=200, k=3)
 GONE = np.array([0, 5, 44])
 MODELS = [
@@ -206,14 +207,39 @@ def test_a_curvature_of_a_torch_model_is_none_of_this(tmp_path):
     sample = problems.linear("cross_entropy", n=12)
     curvature = ssse.Curvature.fit(sample.model, sample.loss, sample.data, damping=1e-2, structure="dense")
     curvature.save(tmp_path / "torch")
-    with pytest.raises(BrokenArtefact, match="scikit-learn"):
-        Eraser.load(tmp_path / "torch", eraser_of().estimator_)
+    torch_words = r"the curvature of a PyTorch model, not the sums .*Load it with ssse\.Curvature\.load"
+    for folder in (tmp_path / "torch", BEFORE / "curvature-dense"):  # which did not yet say its kind
+        with pytest.raises(BrokenArtefact, match=torch_words):
+            Eraser.load(folder, eraser_of().estimator_)
     eraser_of().save(tmp_path / "sums")
-    with pytest.raises(BrokenArtefact):
-        ssse.Curvature.load(tmp_path / "sums")
+    for folder in (tmp_path / "sums", BEFORE / "eraser"):
+        with pytest.raises(BrokenArtefact, match=r"the sums of a scikit-learn model, not .*\.Eraser\.load"):
+            ssse.Curvature.load(folder)
     for folder in ("nowhere", "."):
-        with pytest.raises(BrokenArtefact):
+        with pytest.raises(BrokenArtefact, match=r"that Eraser\.save wrote"):
             Eraser.load(tmp_path / folder, eraser_of().estimator_)
+
+
+def test_one_that_was_written_before_classes_were_renamed():
+    stored = np.load(BEFORE / "eraser.npz")
+    model: Any = LogisticRegression()
+    model.coef_, model.intercept_, model.classes_ = stored["coef"], stored["intercept"], np.arange(3)
+    model.n_features_in_, model.n_iter_ = stored["coef"].shape[1], np.array([1])
+    new = Eraser.load(BEFORE / "eraser", model).erase(stored["x"][:2], stored["y"][:2])
+    np.testing.assert_allclose(new.coef_, stored["erased_coef"], rtol=1e-9)
+    np.testing.assert_allclose(new.intercept_, stored["erased_intercept"], rtol=1e-9)
+
+
+@pytest.mark.parametrize(("version", "repair"), [(2, "Update ssse"), (0, "Fit and save it again"), (None, "Fit and")])
+def test_another_format_says_who_wrote_it_and_what_to_do(tmp_path, version, repair):
+    eraser = eraser_of()
+    eraser.save(tmp_path / "sums")
+    path = tmp_path / "sums" / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    assert manifest["library"]["ssse"] == ssse.__version__
+    path.write_text(json.dumps({**manifest, "format": version}), encoding="utf-8")
+    with pytest.raises(BrokenArtefact, match=rf"format {version}, written by ssse .*reads format 1\. {repair}"):
+        Eraser.load(tmp_path / "sums", eraser.estimator_)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=repr)
@@ -234,8 +260,8 @@ def test_of_the_erased_sample_and_the_model_before_nothing_is_stored(tmp_path, m
         assert value not in secrets, key
 
 
-def walk(tree, path: str = ""):
-    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+def walk(nested, path: str = ""):
+    for key, value in nested.items() if isinstance(nested, dict) else enumerate(nested):
         if isinstance(value, dict | list):
             yield from walk(value, f"{path}.{key}")
         elif isinstance(value, float):
@@ -277,6 +303,6 @@ def test_an_eraser_can_be_pickled_and_copied():
     eraser = eraser_of()
     eraser.erase(DATA.x[GONE], DATA.y[GONE])
     for other in (pickle.loads(pickle.dumps(eraser)), copy.deepcopy(eraser)):
-        assert refits.same(other.state_, eraser.state_)
+        assert refits.same(other.sums_, eraser.sums_)
         one, two = (copy.deepcopy(one).erase(DATA.x[[9]], DATA.y[[9]]) for one in (eraser, other))
         assert refits.same(one, two)

@@ -168,7 +168,7 @@ def test_a_part_after_a_request_is_refused_and_fit_begins_anew():
     data = refits.classes()
     eraser = eraser_of(tight(), data)
     eraser.partial_fit(data.x[:150], data.y[:150]).partial_fit(data.x[150:], data.y[150:])  # replaces what fit found
-    assert eraser.state_.samples == len(data)
+    assert eraser.sums_.samples == len(data)
     take(eraser, data, ALL)
     with refused(eraser, InvalidSetting, "already"):
         eraser.partial_fit(data.x, data.y)

@@ -19,8 +19,8 @@ from ssse.errors import (
     InvalidModel,
     InvalidSetting,
 )
+from ssse.system.digests import digest_file
 from ssse.system.environment import clock
-from ssse.system.files import sha256
 from ssse.workspace.record import transaction as holding
 from ssse.workspace.record.ledger import FILE
 from ssse.workspace.record.lock import locked
@@ -51,7 +51,7 @@ def test_an_erased_sample_does_not_come_back_through_a_copy_in_the_data(tmp_path
 
 @pytest.mark.parametrize("trained", [np.uint8, np.int64], ids=lambda kind: kind.__name__)
 def test_the_same_bytes_as_other_numbers_are_another_sample(tmp_path, trained):
-    from ssse.rows.kinds import digest_samples
+    from ssse.problem.sample_digests import digest_samples
 
     x = torch.from_numpy(np.arange(48).reshape(6, 8).astype(trained))
     y = torch.zeros(6)
@@ -326,10 +326,10 @@ def test_the_demo_leaves_what_a_user_made_beside_it(tmp_path, monkeypatch):
     call("demo", "--quiet")
     Path("out/demo/mine").mkdir()
     Path("out/demo/mine/work.txt").write_text("mine")
-    digest = sha256(Path("out/demo/train.npz"))
+    digest = digest_file(Path("out/demo/train.npz"))
     call("demo", "--quiet")
     assert Path("out/demo/mine/work.txt").read_text() == "mine"
-    assert sha256(Path("out/demo/train.npz")) == digest
+    assert digest_file(Path("out/demo/train.npz")) == digest
 
 
 def test_more_words_name_every_file_that_was_checked(tmp_path):

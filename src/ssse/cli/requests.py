@@ -32,10 +32,10 @@ from ssse.cli.options import (
     only,
     words,
 )
+from ssse.erasure.policy import Policy
 
 Rows = Literal["auto", "expected", "empirical", "sampled"]
 Structure = Literal["auto", "dense", "lowrank", "matrix_free", "diagonal", "recurrence"]
-Policy = Literal["rebase", "joint"]
 Fate = Literal["shred", "keep"]
 Method = Literal["auto", "retrained", "attack_parity", "loss_search", "line_search"]
 Damping = Annotated[float | None, typer.Option(help="λ; the weight decay if not given.")]

@@ -22,8 +22,7 @@ from ssse.problem.problem import ParameterChoice, Problem
 from ssse.rows.kinds import RowChoice, RowKind
 from ssse.system.digests import digest_tensors
 from ssse.system.environment import now
-from ssse.system.store import read_folder, write_folder
-from ssse.system.version import __version__
+from ssse.system.store import CURVATURE, read_folder, reading_entries, write_folder
 
 
 @dataclass(frozen=True)
@@ -202,24 +201,20 @@ class Curvature:
         if self.joint is not None:
             tensors["joint_theta"] = self.joint.theta
             tensors["joint_removed_gradient"] = self.joint.removed_gradient
-        write_folder(folder, tensors, self._manifest())
+        write_folder(folder, CURVATURE, tensors, self._manifest())
 
     @classmethod
     def load(
         cls, folder: str | os.PathLike[str], *, verify: bool = True, device: str | torch.device = "cpu"
     ) -> Curvature:
         """Map a stored curvature. `verify` checks the digest of every tensor, which reads them once."""
-        tensors, manifest = read_folder(folder, verify, torch.device(device))
-        try:
+        tensors, manifest = read_folder(folder, CURVATURE, verify, torch.device(device))
+        with reading_entries(folder, manifest):
             return cls._from_manifest(tensors, manifest)
-        except (KeyError, TypeError) as error:
-            raise BrokenArtefact(f"The manifest of '{os.fspath(folder)}' lacks {error}.") from error
 
     def _manifest(self) -> dict[str, Any]:
         return {
-            "library": {"ssse": __version__, "torch": torch.__version__},
             "created": self.created,
-            "written": now(),
             "model": asdict(self.fingerprint),
             "linear": None if self.linear is None else asdict(self.linear),
             "loss": self.loss,

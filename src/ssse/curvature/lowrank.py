@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from ssse.curvature.gram import DampedGram
 from ssse.curvature.structure import Builder, LeftOut, Structure
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.parameters import Block, LinearShape
+from ssse.problem.sample_digests import find_places
 from ssse.rows.held import (
     HeldRows,
     StackedRows,
@@ -186,16 +186,10 @@ class LowRankStructure(Structure):
 
         By the digest of its sample, so that it is found at any θ; equal samples count once each.
         """
-        places: dict[int, list[int]] = defaultdict(list)
-        for place, digest in enumerate(_digest_list(self.rows)):
-            places[digest].append(place)
-        found, missing = [], 0
-        for digest in _digest_list(rows):
-            if places[digest]:
-                found.append(places[digest].pop(0))
-            else:
-                missing += 1
-        return torch.tensor(found, dtype=torch.long, device=self.grams[0].square.device), missing
+        places = find_places(_digest_list(rows), _digest_list(self.rows))
+        stored = [place for place in places if place is not None]
+        device = self.grams[0].square.device
+        return torch.tensor(stored, dtype=torch.long, device=device), len(places) - len(stored)
 
 
 def _stored_names(blocks: int) -> list[str]:

@@ -24,7 +24,8 @@ from ssse.erasure.diagnostics import (
     judge,
     notes_on,
 )
-from ssse.erasure.request import Policy, Samples, check_settings, matching_problem, read_samples
+from ssse.erasure.policy import Policy
+from ssse.erasure.request import Samples, check_settings, matching_problem, read_samples
 from ssse.errors import (
     DoesNotFit,
     InvalidSetting,
@@ -35,10 +36,10 @@ from ssse.problem.batches import (
 )
 from ssse.problem.losses import LossLike
 from ssse.problem.problem import Problem
+from ssse.problem.sample_digests import digest_samples
 from ssse.rows.held import HeldRows, StackedRows
 from ssse.rows.kinds import (
     Measured,
-    digest_samples,
     measure,
     measure_held,
 )

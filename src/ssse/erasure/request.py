@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from torch import nn
 
 from ssse.curvature.curvature import Curvature, check_scale
+from ssse.erasure.policy import check_policy
 from ssse.errors import InvalidData, InvalidSetting, ModelMismatch
 from ssse.problem.batches import Batch, check_repeatable, read_batch, regroup
 from ssse.problem.losses import NAMED, LossLike
 from ssse.problem.problem import Problem
-
-Policy = Literal["rebase", "joint"]
-POLICIES: tuple[str, ...] = get_args(Policy)
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,7 @@ def matching_problem(model: nn.Module, curvature: Curvature, loss_fn: LossLike |
 
 def check_settings(curvature: Curvature, *, scale: float | None, leave_out: bool, residual: bool, policy: str) -> float:
     """What can be refused before the samples are looked at. Returns ε."""
-    if policy not in POLICIES:
-        raise InvalidSetting(f"policy must be one of {', '.join(POLICIES)}, not {policy!r}.")
+    check_policy(policy)
     scale = check_scale(_stored_scale(curvature, leave_out, residual) if scale is None else scale)
     if leave_out and curvature.kind.per_batch > 1:
         raise InvalidSetting(

@@ -16,7 +16,7 @@ from ssse.problem.batches import (
     regroup,
     take_samples,
 )
-from ssse.rows.kinds import digest_samples
+from ssse.problem.sample_digests import digest_samples, take_due
 
 # The digests live as long as one call and meet only each other, so their key need not be secret.
 SALT = b"ssse-retained"
@@ -61,12 +61,7 @@ def drop_forgotten(data: Iterable[Any], wanted: Counter[int], device: torch.devi
     """The batches of the data without the wanted samples, which are counted down as they are met."""
     for batch in data:
         read = read_batch(batch, device)
-        keep = []
-        for place, digest in enumerate(_digests(read)):
-            if wanted[digest] > 0:
-                wanted[digest] -= 1
-            else:
-                keep.append(place)
+        keep = [place for place, forgotten in enumerate(take_due(_digests(read), wanted)) if not forgotten]
         if keep:
             whole = len(keep) == len(read[1])
             yield read if whole else take_samples(read, torch.tensor(keep, device=device))

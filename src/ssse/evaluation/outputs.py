@@ -73,7 +73,7 @@ def _refuse_other_dtype(model: Model, x: Inputs, name: str, error: Exception) ->
     tensors = list(x.values()) if isinstance(x, dict) else [x]
     given = {str(value.dtype) for value in tensors if value.is_floating_point()}
     wanted = {str(p.dtype) for p in model.parameters()} if isinstance(model, nn.Module) else given
-    if isinstance(error, RuntimeError) and "dtype" in str(error) and given != wanted:
+    if isinstance(error, RuntimeError) and given and wanted and given != wanted:
         raise InvalidData(
             f"'{name}' has parameters of {', '.join(sorted(wanted))} and the inputs are {', '.join(sorted(given))}; "
             "cast one of them, for instance model.to(x.dtype)."

@@ -10,24 +10,36 @@ from safetensors import safe_open
 from torch import Tensor
 
 from ssse.errors import InvalidData
-from ssse.intake.messages import listing, reading
+from ssse.intake.messages import listing, reading, unreadable
+from ssse.intake.npy import NPY, ZIP, refuse_objects, starts_with
 
+NPZ = "an npz file"
 Wanted = Callable[[Sequence[str]], Sequence[str]]  # the keys of a file → those to read; the others may be anything
 
 
 def read_npz(path: Path, wanted: Wanted) -> dict[str, np.ndarray]:
-    """Read into memory, as a zip file cannot be mapped."""
-    with reading(path, "an npz file"), open(path, "rb") as handle:  # opened here: numpy leaves a damaged one open
-        stored = np.load(handle, allow_pickle=False)
-        if not isinstance(stored, np.lib.npyio.NpzFile):
+    """Read into memory, as a zip file cannot be mapped.
+
+    Raises:
+        InvalidData: damaged, not an npz file, or one of Python objects.
+    """
+    with reading(path, NPZ), open(path, "rb") as handle:  # opened here: numpy leaves a damaged one open
+        if starts_with(handle, NPY):
             raise InvalidData(
                 f"'{path}' is a single array, not an npz file. Write it with numpy.savez(path, x=…, y=…)."
             )
-        with stored:
+        if not starts_with(handle, *ZIP):  # numpy would take it for a pickle
+            raise unreadable(path, NPZ, "it does not begin as one")
+        with np.load(handle, allow_pickle=False) as stored:
             doubled = [key for key in set(stored.files) if stored.files.count(key) > 1]
             if doubled:
                 raise InvalidData(f"'{path}' holds {listing(sorted(doubled))} more than once. Write it again.")
-            arrays = {key: stored[key] for key in wanted(stored.files)}
+            keys = wanted(stored.files)
+            members = set(stored.zip.namelist())
+            for key in keys:
+                with stored.zip.open(key if key in members else f"{key}.npy") as member:
+                    refuse_objects(member, path, NPZ)
+            arrays = {key: stored[key] for key in keys}
     for key, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise InvalidData(f"'{path}': {key!r} is not an array. Write the file again with numpy.savez.")
@@ -41,8 +53,8 @@ def read_npy_folder(folder: Path, wanted: Wanted) -> dict[str, np.ndarray]:
         raise InvalidData(f"'{folder}' is a folder without npy files; it should hold x.npy, y.npy and, maybe, ids.npy.")
     arrays = {}
     for key in wanted(list(files)):
-        with open(files[key], "rb"):  # who may not read it is told so, not that the file is damaged
-            pass
+        with open(files[key], "rb") as opened:  # who may not read it is told so, not that the file is damaged
+            refuse_objects(opened, files[key], "an npy file")
         with reading(files[key], "an npy file"):
             arrays[key] = np.lib.format.open_memmap(files[key], mode="c")  # refuses everything that needs pickle
     return arrays

@@ -18,7 +18,7 @@ LABEL_NAMES = ("y", "label", "labels", "target", "targets")
 ID_NAMES = ("id", "ids", "sample_id")
 PLACE = "place"
 
-Spot = Callable[[int], str]  # where a sample stands in the file, in words
+Locate = Callable[[int], str]  # where a sample stands in the file, in words
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,10 @@ def choose_columns(columns: Columns, header: Sequence[str], name: str) -> Keys:
         return Keys(tuple(_present("inputs", key, header, name) for key in columns.input_keys), labels, ids)
     rest = tuple(key for key in header if key not in (labels, ids))
     # Taken for inputs without a word, these would give the answer away or number the samples.
-    odd = [key for key in rest if key.casefold() in (*LABEL_NAMES, *ID_NAMES) or key.startswith("__index_level_")]
-    if odd:
+    suspect = [key for key in rest if key.casefold() in (*LABEL_NAMES, *ID_NAMES) or key.startswith("__index_level_")]
+    if suspect:
         raise InvalidData(
-            f"'{name}': {listing(odd)} would be taken for inputs, as all is but labels and ids. Name the "
+            f"'{name}': {listing(suspect)} would be taken for inputs, as all is but labels and ids. Name the "
             "inputs in [data] inputs, or take it out of the data."
         )
     if not rest:
@@ -127,20 +127,22 @@ def _present(setting: str, key: str, keys: Sequence[str], name: str) -> str:
 
 
 def _needed(setting: str, usual: tuple[str, ...], keys: Sequence[str], name: str) -> str:
-    found = _usual(setting, usual, keys, name)
-    if found is None:
+    key = _usual(setting, usual, keys, name)
+    if key is None:
         raise InvalidData(
             f"'{name}' needs its {setting} under one of {', '.join(usual)}, or under what [data] {setting} names; it "
             f"holds {listing(keys)}."
         )
-    return found
+    return key
 
 
 def _usual(setting: str, usual: tuple[str, ...], keys: Sequence[str], name: str) -> str | None:
-    found = [key for key in keys if key.casefold() in usual]
-    if len(found) > 1:
-        raise InvalidData(f"'{name}' holds {listing(found)}: say in [data] {setting} which of them are the {setting}.")
-    return found[0] if found else None
+    matching = [key for key in keys if key.casefold() in usual]
+    if len(matching) > 1:
+        raise InvalidData(
+            f"'{name}' holds {listing(matching)}: say in [data] {setting} which of them are the {setting}."
+        )
+    return matching[0] if matching else None
 
 
 def places_as_ids(length: int) -> np.ndarray:
@@ -183,7 +185,7 @@ def texts_of(array: np.ndarray) -> np.ndarray | None:
     return None
 
 
-def labels_of(stored: np.ndarray | Tensor, key: str, classes: tuple[str, ...], name: str, spot: Spot) -> Tensor:
+def labels_of(stored: np.ndarray | Tensor, key: str, classes: tuple[str, ...], name: str, locate: Locate) -> Tensor:
     """Labels as numbers. With `classes` every label is a name, and its place there is the number."""
     array = _array(stored)
     texts = texts_of(array)
@@ -202,16 +204,16 @@ def labels_of(stored: np.ndarray | Tensor, key: str, classes: tuple[str, ...], n
             f"'{name}': with [data] classes the labels, {key!r}, must be one class a sample, not {array.dtype} of "
             f"shape {array.shape}. Leave the setting out where labels are numbers."
         )
-    return places_in(classes, texts.tolist(), name, spot)
+    return number_labels(classes, texts.tolist(), name, locate)
 
 
-def places_in(classes: tuple[str, ...], labels: Sequence[str], name: str, spot: Spot) -> Tensor:
+def number_labels(classes: tuple[str, ...], labels: Sequence[str], name: str, locate: Locate) -> Tensor:
     order = {word: place for place, word in enumerate(classes)}
     places = np.fromiter((order.get(label, -1) for label in labels), np.int64, len(labels))
     if (places < 0).any():
         first = int((places < 0).argmax())
         raise InvalidData(
-            f"'{name}', {spot(first)}: the label {labels[first]!r} is none of [data] classes, {listing(classes)}."
+            f"'{name}', {locate(first)}: the label {labels[first]!r} is none of [data] classes, {listing(classes)}."
             f"{did_you_mean(labels[first], classes)} Where labels are the classes' places, leave [data] classes out."
         )
     return torch.from_numpy(places)

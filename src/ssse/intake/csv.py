@@ -19,7 +19,7 @@ from ssse.errors import InvalidData
 from ssse.intake.columns import (
     Columns,
     Keys,
-    Spot,
+    Locate,
     choose_columns,
 )
 from ssse.intake.messages import cause, listing
@@ -36,7 +36,7 @@ class Table:
     inputs: Tensor
     labels: np.ndarray
     ids: np.ndarray | None
-    spot: Spot
+    locate: Locate
 
 
 def read_csv(path: Path, columns: Columns, dtype: torch.dtype) -> Table:
@@ -74,11 +74,11 @@ def read_csv(path: Path, columns: Columns, dtype: torch.dtype) -> Table:
     if not held:
         raise InvalidData(f"'{path}' is empty: it has a header but no lines after it.")
 
-    def spot(sample: int) -> str:
+    def locate(sample: int) -> str:
         return f"line {numbers[sample]}"
 
-    known = np.array(labels) if columns.classes else _numbers(labels, keys.labels, path, spot)
-    return Table(keys, torch.cat(held), known, np.array(ids) if identity is not None else None, spot)
+    known = np.array(labels) if columns.classes else _numbers(labels, keys.labels, path, locate)
+    return Table(keys, torch.cat(held), known, np.array(ids) if identity is not None else None, locate)
 
 
 def _lines(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -146,7 +146,7 @@ def _is_number(cell: str) -> bool:
         return False
 
 
-def _numbers(labels: list[str], key: str, path: Path, spot: Spot) -> np.ndarray:
+def _numbers(labels: list[str], key: str, path: Path, locate: Locate) -> np.ndarray:
     """Whole numbers where all are written as such, else numbers."""
     if all(WHOLE.fullmatch(label) for label in labels):
         try:
@@ -156,7 +156,7 @@ def _numbers(labels: list[str], key: str, path: Path, spot: Spot) -> np.ndarray:
     for sample, label in enumerate(labels):
         if not _is_number(label):
             raise InvalidData(
-                f"'{path}', {spot(sample)}, column {key!r}: the label {label!r} is not a number. Where labels are "
+                f"'{path}', {locate(sample)}, column {key!r}: the label {label!r} is not a number. Where labels are "
                 'words, name the classes in the model\'s order: [data] classes = ["…", "…"]. Several labels a sample '
                 "need another format, such as npz."
             )

@@ -18,8 +18,8 @@ from ssse.intake.columns import (
     Columns,
     choose_columns,
     ids_of,
+    number_labels,
     places_as_ids,
-    places_in,
 )
 from ssse.intake.importing import import_object, searching
 from ssse.intake.messages import cause, listing
@@ -31,18 +31,18 @@ Arrays = Mapping[str, np.ndarray | Tensor]
 
 def import_data(spec: str, search: Path | None) -> Any:
     """The object that the spec names, or what it returns when called."""
-    found = import_object(spec, search, "dataset")
-    if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
+    imported = import_object(spec, search, "dataset")
+    if isinstance(imported, type) or (callable(imported) and not hasattr(imported, "__getitem__")):
         try:
             with searching(search):
-                return found()
+                return imported()
         except SSSEError:
             raise
         except Exception as error:
             raise InvalidData(
                 f"The dataset '{spec}' raised {cause(error)} when it was called. It is called without arguments."
             ) from error
-    return found
+    return imported
 
 
 def arrays_in(data: Any, name: str) -> Arrays | None:
@@ -136,7 +136,7 @@ class DatasetSource(Source):
                 f"'{self.name}': with [data] classes every label must be one class; leave the setting out."
             )
         texts = [str(label) for label in (labels.tolist() if isinstance(labels, Tensor) else labels)]
-        return places_in(classes, texts, self.name, lambda sample: f"sample {sample} of a batch")
+        return number_labels(classes, texts, self.name, lambda sample: f"sample {sample} of a batch")
 
 
 def _ids(data: Any, columns: Columns, length: int, name: str) -> np.ndarray | None:

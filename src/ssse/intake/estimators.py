@@ -32,9 +32,9 @@ from ssse.intake.messages import (
 from ssse.intake.models import check_arguments
 from ssse.intake.skops import read_skops
 from ssse.intake.weights import write_weights
-from ssse.sklearn.adapters import Classifier
-from ssse.sklearn.classifiers import LEAVES
-from ssse.sklearn.composition import tree_of
+from ssse.sklearn.adapters import ClassifierAdapter
+from ssse.sklearn.classifiers import ADAPTERS
+from ssse.sklearn.composition import decompose
 
 SKOPS = ".skops"
 ARRAYS = (".npz", ".safetensors")
@@ -86,11 +86,11 @@ def name_of(model: Any) -> str:
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     def wanted(keys: Sequence[str]) -> Sequence[str]:
-        strange = [key for key in keys if key not in KEYS]
-        if strange:
+        unknown = [key for key in keys if key not in KEYS]
+        if unknown:
             raise InvalidData(
-                f"'{path}' holds {listing(strange, 5)}, and an estimator is made of {', '.join(KEYS[:3])} alone."
-                f"{did_you_mean(strange[0], KEYS)}"
+                f"'{path}' holds {listing(unknown, 5)}, and an estimator is made of {', '.join(KEYS[:3])} alone."
+                f"{did_you_mean(unknown[0], KEYS)}"
             )
         return keys
 
@@ -108,12 +108,12 @@ def from_arrays(
 ) -> Any:
     """Call the class, and set what fitting would have."""
     kind = import_object(factory, None, "model")
-    if not isinstance(kind, type) or kind not in LEAVES:
-        known = ", ".join(one.__name__ for one in LEAVES)
+    if not isinstance(kind, type) or kind not in ADAPTERS:
+        known = ", ".join(one.__name__ for one in ADAPTERS)
         raise InvalidModel(f"'{factory}' cannot be rebuilt from arrays; {known} can. {REPAIR}")
     check_arguments(factory, kind, arguments)
     model = kind(**arguments)
-    classifies = issubclass(LEAVES[kind], Classifier)
+    classifies = issubclass(ADAPTERS[kind], ClassifierAdapter)
     coef = _floats(arrays, COEF, name)
     rows = len(coef) if coef.ndim == 2 else 1
     if INTERCEPT in arrays or model.fit_intercept:
@@ -171,20 +171,20 @@ def _set_classes(model: Any, classes: np.ndarray, name: str) -> None:
         model.classes_ = classes
     if isinstance(model.class_weight, Mapping):  # TOML's keys are texts
         known = {str(one): one for one in classes.tolist()}
-        strange = [key for key in model.class_weight if str(key) not in known]
-        if strange:
-            raise InvalidSetting(f"class_weight names {listing(strange, 5)}, and the classes are {listing(known)}.")
+        unknown = [key for key in model.class_weight if str(key) not in known]
+        if unknown:
+            raise InvalidSetting(f"class_weight names {listing(unknown, 5)}, and the classes are {listing(known)}.")
         model.class_weight = {known[str(key)]: value for key, value in model.class_weight.items()}
 
 
 def write_arrays(path: Path, model: Any, classes: Sequence[str]) -> None:
     """As `read_estimator` takes them; classes that are words as their places among `classes`."""
     arrays = {COEF: np.asarray(model.coef_), INTERCEPT: np.asarray(model.intercept_)}
-    found = getattr(model, "classes_", None)
-    if found is not None and is_words(found):
-        arrays[PLACES] = np.array([list(classes).index(str(one)) for one in found])
-    elif found is not None:
-        arrays[CLASSES] = found
+    own = getattr(model, "classes_", None)
+    if own is not None and is_words(own):
+        arrays[PLACES] = np.array([list(classes).index(str(one)) for one in own])
+    elif own is not None:
+        arrays[CLASSES] = own
     write_weights(path, {key: tensor_of(np.ascontiguousarray(value), key, str(path)) for key, value in arrays.items()})
 
 
@@ -197,15 +197,15 @@ def check_estimator(model: Any, name: str) -> None:
     if isinstance(model, type) or not hasattr(model, "fit"):
         raise InvalidModel(f"'{name}' holds a {type(model).__name__}, not an estimator of scikit-learn.")
     try:
-        for leaf in tree_of(model)[1].leaves:
-            _check_leaf(leaf.estimator, isinstance(leaf, Classifier), name)
+        for adapter in decompose(model)[1].adapters:
+            _check_linear_model(adapter.estimator, isinstance(adapter, ClassifierAdapter), name)
     except SSSEError:
         raise
     except Exception as error:  # attributes that are not there, or not what fit would have made
         raise InvalidModel(f"'{name}' holds a {type(model).__name__} that is not whole: {cause(error)}.") from error
 
 
-def _check_leaf(model: Any, classifies: bool, name: str) -> None:
+def _check_linear_model(model: Any, classifies: bool, name: str) -> None:
     what = f"'{name}': {type(model).__name__}"
     for key in (COEF, INTERCEPT):
         value = getattr(model, key)
@@ -238,6 +238,6 @@ def _check_classes(classes: Any, name: str) -> None:
     values = classes.tolist()
     if not all(one < other for one, other in pairwise(values)):
         raise InvalidData(
-            f"'{name}': classes_ must be sorted and each there once, as scikit-learn keeps them, for the rows of coef_ "
-            f"are in that order; they are {listing(values, 5)}."
+            f"'{name}': classes_ must be sorted and each there once, as scikit-learn keeps them, because the rows of "
+            f"coef_ are in that order; they are {listing(values, 5)}."
         )

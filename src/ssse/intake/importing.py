@@ -17,7 +17,7 @@ from ssse.intake.messages import cause, did_you_mean
 DOTTED = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 SPEC = re.compile(rf"({DOTTED}):({DOTTED})")
 
-_found_under: dict[str, Path] = {}  # module → the folder that it was imported from by us
+_imported_from: dict[str, Path] = {}  # module → the folder that it was imported from by us
 
 
 def is_spec(text: str) -> bool:
@@ -54,15 +54,15 @@ def import_object(spec: str, search: Path | None, what: str) -> Any:
         )
     module_name, name = match.groups()
     module = _import(module_name, search, f"The {what} '{spec}'")
-    found: Any = module
+    target: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(target, part):
             home = getattr(module, "__file__", None) or "built into Python"
             raise InvalidSetting(
-                f"The {what} '{spec}': '{module_name}' ({home}) has no '{name}'.{did_you_mean(part, _public(found))}"
+                f"The {what} '{spec}': '{module_name}' ({home}) has no '{name}'.{did_you_mean(part, _public(target))}"
             )
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target
 
 
 def _import(name: str, search: Path | None, label: str) -> ModuleType:
@@ -96,9 +96,9 @@ def _import(name: str, search: Path | None, label: str) -> ModuleType:
 
 def _forget_other_folders(folder: Path) -> None:
     """A model.py of one folder must not answer for the model.py of another."""
-    for name in [name for name, home in _found_under.items() if home != folder]:
+    for name in [name for name, home in _imported_from.items() if home != folder]:
         sys.modules.pop(name, None)
-        del _found_under[name]
+        del _imported_from[name]
 
 
 def _note_modules_of(folder: Path, before: set[str]) -> None:
@@ -108,12 +108,12 @@ def _note_modules_of(folder: Path, before: set[str]) -> None:
         file = getattr(sys.modules[name], "__file__", None)
         of_the_folder = file in (f"{place}.py", str(place / "__init__.py"))
         if of_the_folder or (file is None and place.is_dir()):  # a package may do without __init__.py
-            _found_under[name] = folder
+            _imported_from[name] = folder
 
 
 def _importable(path: Path) -> bool:
     return path.suffix == ".py" or (path.is_dir() and path.name.isidentifier())
 
 
-def _public(found: Any) -> list[str]:
-    return [name for name in dir(found) if not name.startswith("_")]
+def _public(owner: Any) -> list[str]:
+    return [name for name in dir(owner) if not name.startswith("_")]

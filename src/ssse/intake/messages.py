@@ -62,13 +62,11 @@ def reading(path: Path, kind: str) -> Iterator[None]:
     except (SSSEError, PermissionError):
         raise
     except Exception as error:  # zipfile, zlib, ast, struct, numpy and pyarrow raise nearly anything
-        if any(word in str(error) for word in ("pickle", "Python objects", "Object arrays")):
-            # numpy's words recommend to load pickles, which is never the repair
-            raise InvalidData(
-                f"'{path}' cannot be read as {kind}: it holds Python objects, or is not such a file at all. Python "
-                "objects are never unpickled; save arrays of numbers, and of texts with dtype=str."
-            ) from error
-        raise InvalidData(
-            f"'{path}' cannot be read as {kind} ({cause(error)}). It is truncated, damaged or of another format: copy "
-            "it or write it again."
-        ) from error
+        raise unreadable(path, kind, cause(error)) from error
+
+
+def unreadable(path: Path, kind: str, why: str) -> InvalidData:
+    return InvalidData(
+        f"'{path}' cannot be read as {kind} ({why}). It is truncated, damaged or of another format: copy it or write "
+        "it again."
+    )

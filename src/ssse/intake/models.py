@@ -20,7 +20,7 @@ from ssse.errors import (
 )
 from ssse.intake.importing import import_object, searching
 from ssse.intake.messages import cause, did_you_mean, listing
-from ssse.intake.weights import apart, read_weights, write_weights
+from ssse.intake.weights import read_weights, without_shared_memory, write_weights
 
 __all__ = ["build_model", "load_weights", "read_weights", "weights_of", "write_weights"]
 
@@ -34,22 +34,22 @@ def build_model(factory: str, arguments: Mapping[str, Any], search: Path | None)
     Raises:
         InvalidSetting: no such factory, or not with these arguments. InvalidModel: it raised, or made no nn.Module.
     """
-    found = import_object(factory, search, "model")
-    if isinstance(found, nn.Module):
+    imported = import_object(factory, search, "model")
+    if isinstance(imported, nn.Module):
         if arguments:
             raise InvalidSetting(f"'{factory}' is a model already and takes no arguments; got {listing(arguments)}.")
         try:
-            return copy.deepcopy(found)
+            return copy.deepcopy(imported)
         except Exception as error:
             raise InvalidModel(f"The model '{factory}' cannot be copied: {cause(error)}.") from error
-    if not callable(found):
+    if not callable(imported):
         raise InvalidModel(
-            f"'{factory}' must be a function or class that makes a model, or a model, not a {type(found).__name__}."
+            f"'{factory}' must be a function or class that makes a model, or a model, not a {type(imported).__name__}."
         )
-    check_arguments(factory, found, arguments)
+    check_arguments(factory, imported, arguments)
     try:
         with searching(search):
-            model = found(**arguments)
+            model = imported(**arguments)
     except SSSEError:
         raise
     except Exception as error:
@@ -59,9 +59,9 @@ def build_model(factory: str, arguments: Mapping[str, Any], search: Path | None)
     return model
 
 
-def check_arguments(factory: str, found: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+def check_arguments(factory: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     try:
-        signature = inspect.signature(found)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # written in C; the call will tell
         return
     try:
@@ -104,7 +104,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], name: str) -> 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers, as `write_weights` takes them; on the CPU they may share the model's memory."""
-    return apart(_state(model))
+    return without_shared_memory(_state(model))
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import zipfile
 from itertools import count
 from pathlib import Path
@@ -13,8 +12,11 @@ from typing import Any
 
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.intake.messages import listing, reading
+from ssse.intake.npy import refuse_objects
+from ssse.system.files import sync
 from ssse.system.memory import human_bytes
 
+SKOPS = "a skops file"
 SCHEMA = "schema.json"
 LEAST, RATIO = 1 << 26, 100  # a file unfolds to 64 MiB, or to a hundred times its size, at most
 CONSTANTS = ("JsonNode", "TypeNode")  # whether two of them are one object depends on the interpreter
@@ -27,12 +29,12 @@ def read_skops(path: Path) -> Any:
         InvalidData: not such a file, damaged, or with types that skops does not trust. InvalidSetting: no skops.
     """
     skops = _skops()
-    with reading(path, "a skops file"):
-        _check_size(path)
-        strange = skops.get_untrusted_types(file=path)
-        if strange:
+    with reading(path, SKOPS):
+        _check_parts(path)
+        untrusted = skops.get_untrusted_types(file=path)
+        if untrusted:
             raise InvalidData(
-                f"'{path}' holds {listing(strange, 5)}, which skops does not trust: to build it could run any code. "
+                f"'{path}' holds {listing(untrusted, 5)}, which skops does not trust: to build it could run any code. "
                 "Save the model without it."
             )
         return skops.load(path, trusted=[])
@@ -49,11 +51,7 @@ def write_skops(path: Path, model: Any) -> None:
         for old, new in names.items():
             out.writestr(zipfile.ZipInfo(new), packed.read(old))
         out.writestr(zipfile.ZipInfo(SCHEMA), json.dumps(schema, indent=1))
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(path)
 
 
 def _renamed(schema: Any, files: set[str]) -> dict[str, str]:
@@ -81,10 +79,13 @@ def _renamed(schema: Any, files: set[str]) -> dict[str, str]:
     return names
 
 
-def _check_size(path: Path) -> None:
-    """Zip files can unfold to anything; a reader takes no more of a part than its header says."""
+def _check_parts(path: Path) -> None:
+    """Zip files can unfold to anything; a reader takes no more of a part than its header says. No part is a pickle."""
     with zipfile.ZipFile(path) as packed:
         whole = sum(part.file_size for part in packed.infolist())
+        for part in packed.infolist():
+            with packed.open(part) as opened:
+                refuse_objects(opened, path, SKOPS)
     there = path.stat().st_size
     if whole > max(LEAST, RATIO * there):
         raise InvalidData(

@@ -15,7 +15,7 @@ from ssse.intake.arrays import read_npy_folder, read_npz, read_safetensors
 from ssse.intake.columns import (
     PLACE,
     Columns,
-    Spot,
+    Locate,
     choose_arrays,
     ids_of,
     labels_of,
@@ -76,7 +76,7 @@ def open_source(
             f"pkg.module:dataset, not {suffix or 'a file without an extension'}."
         )
     table = TABLES[suffix](path, columns, dtype or in_tables)
-    labels = labels_of(table.labels, table.keys.labels, columns.classes, where, table.spot)
+    labels = labels_of(table.labels, table.keys.labels, columns.classes, where, table.locate)
     ids = None if table.ids is None or table.keys.ids is None else ids_of(table.ids, table.keys.ids, where)
     inputs = {"inputs": table.inputs}
     made = ArraySource(where, inputs, (table.keys.labels, labels), _or_places(ids, columns, labels), dtype)
@@ -103,4 +103,4 @@ def _or_places(ids: np.ndarray | None, columns: Columns, labels: Tensor) -> np.n
     return places_as_ids(len(labels)) if columns.ids == PLACE and labels.dim() else ids
 
 
-_sample: Spot = "sample {}".format
+_sample: Locate = "sample {}".format

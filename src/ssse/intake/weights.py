@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from torch import Tensor
 from ssse.errors import InvalidData
 from ssse.intake.arrays import read_safetensors
 from ssse.intake.messages import listing, reading, require_file
+from ssse.system.files import sync
 
 SAFETENSORS = ".safetensors"
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")
@@ -67,10 +67,10 @@ def _unpickle_tensors(path: Path) -> Any:
 def _named_tensors(stored: Any, path: Path) -> dict[str, Tensor]:
     if not isinstance(stored, Mapping):
         raise InvalidData(f"'{path}' holds a {type(stored).__name__}, not tensors by name. {REPAIR}")
-    found = [key for key in INSIDE if isinstance(stored.get(key), Mapping)]
-    if len(found) > 1:
-        raise InvalidData(f"'{path}' holds {listing(found)}, and only one can be the weights. {REPAIR}")
-    weights = stored[found[0]] if found else stored
+    nested = [key for key in INSIDE if isinstance(stored.get(key), Mapping)]
+    if len(nested) > 1:
+        raise InvalidData(f"'{path}' holds {listing(nested)}, and only one can be the weights. {REPAIR}")
+    weights = stored[nested[0]] if nested else stored
     for name, value in weights.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise InvalidData(
@@ -83,16 +83,12 @@ def _named_tensors(stored: Any, path: Path) -> dict[str, Tensor]:
 
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     """The same bytes for the same tensors; on the disk when this returns, but not atomic: write into a fresh folder."""
-    save_file(apart(weights), path)
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    save_file(without_shared_memory(weights), path)
+    sync(path)
 
 
-def apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, contiguous, and no two in the same memory, which safetensors could not tell apart."""
+def without_shared_memory(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU, contiguous, and no two in the same memory, which safetensors could not tell without_shared_memory."""
     seen: set[int] = set()
     separate = {}
     for name, value in weights.items():

@@ -6,13 +6,12 @@ makes it. An interrupted run therefore goes on where it stopped, and a changed r
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache as once
 from pathlib import Path
 from types import ModuleType
@@ -23,8 +22,9 @@ from torch import Tensor
 
 from ssse.curvature.curvature import Curvature
 from ssse.errors import BrokenArtefact
+from ssse.system.digests import bytes_of, digest_bytes, digest_parts
 from ssse.system.files import write_atomically
-from ssse.system.store import read_folder, write_folder
+from ssse.system.store import TENSORS, read_folder, write_folder
 
 PACKAGE = Path(__file__).parents[1]
 AROUND = ("rendering", "intake", "workspace", "paper", "cli")  # rooms that bring files to the numbers, or take them on
@@ -47,9 +47,9 @@ class Cache:
         """For instance the parameters of a trained model."""
 
         def write(path: Path, value: Mapping[str, Tensor]) -> None:
-            write_folder(path, value, {"kind": "tensors"})
+            write_folder(path, TENSORS, value, {})
 
-        return dict(self._get(key, make, write, lambda path: read_folder(path)[0]))
+        return dict(self._get(key, make, write, lambda path: read_folder(path, TENSORS)[0]))
 
     def curvature(self, key: str, make: Callable[[], Curvature]) -> Curvature:
         def write(path: Path, value: Curvature) -> None:
@@ -64,11 +64,11 @@ class Cache:
 
         def write(path: Path, value: Any) -> None:
             body = json.dumps(value)
-            write_atomically(path, f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n")
+            write_atomically(path, f"{digest_bytes(body)}\n{body}\n")
 
         def read(path: Path) -> Any:
             digest, _, body = path.read_text(encoding="utf-8").partition("\n")
-            if hashlib.sha256(body.rstrip("\n").encode()).hexdigest() != digest:
+            if digest_bytes(body.rstrip("\n")) != digest:
                 raise BrokenArtefact(f"'{path}' does not match its digest.")
             return json.loads(body)
 
@@ -119,25 +119,24 @@ def _read_seconds(path: Path, key: str) -> dict[str, float]:
 
 def key_of(name: str, *parts: Any) -> str:
     """NAME-digest. Parts: tensors, modules of source code, or what JSON can hold."""
-    digest = hashlib.sha256()
-    for part in parts:
-        if isinstance(part, Tensor):
-            digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
-            digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        elif isinstance(part, ModuleType):
-            digest.update(inspect.getsource(part).encode())
-        else:
-            digest.update(json.dumps(part, sort_keys=True).encode())
-        digest.update(b"\0")
-    return f"{name}-{digest.hexdigest()[:24]}"
+    digest = digest_parts(chunk for part in parts for chunk in (*_content_of(part), b"\0"))
+    return f"{name}-{digest[:24]}"
+
+
+def _content_of(part: Any) -> Iterator[bytes | str | memoryview]:
+    if isinstance(part, Tensor):
+        yield f"{part.dtype}{tuple(part.shape)}"
+        yield bytes_of(part.reshape(1, -1)).tobytes()
+    elif isinstance(part, ModuleType):
+        yield inspect.getsource(part)
+    else:
+        yield json.dumps(part, sort_keys=True)
 
 
 @once
 def engine() -> str:
     """The digest of this package's source and of torch's version: what a number depends on besides its data."""
-    digest = hashlib.sha256(torch.__version__.encode())
-    for path in sorted(PACKAGE.rglob("*.py")):
-        name = path.relative_to(PACKAGE)
-        if name.parts[0] not in AROUND and path.stem not in SHOWN:
-            digest.update(name.as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()
+    names = [path.relative_to(PACKAGE) for path in sorted(PACKAGE.rglob("*.py"))]
+    computing = [name for name in names if name.parts[0] not in AROUND and name.stem not in SHOWN]
+    sources = (name.as_posix().encode() + (PACKAGE / name).read_bytes() for name in computing)
+    return digest_parts([torch.__version__, *sources])

@@ -12,7 +12,6 @@ The named losses are negative log-likelihoods of one sample: summed over outputs
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import grad, hessian, vmap
 
 from ssse.errors import InvalidData, InvalidSetting
+from ssse.system.digests import digest_bytes
 
 LossLike = str | Callable[[Tensor, Tensor], Tensor]
 
@@ -233,7 +233,7 @@ def _is_plain_cross_entropy(loss: object) -> bool:
 
 
 def _short_digest(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.detach().cpu().double().numpy().tobytes()).hexdigest()[:8]
+    return digest_bytes(tensor.detach().cpu().double().numpy().tobytes())[:8]
 
 
 def _like(z: Tensor, y: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -14,6 +13,7 @@ from ssse.errors import InvalidSetting
 from ssse.problem.batches import Batch, Inputs
 from ssse.problem.losses import Loss
 from ssse.problem.problem import Problem
+from ssse.problem.sample_digests import digest_samples
 from ssse.rows.autodiff import NetworkRows, gradient_rows, held
 from ssse.rows.held import (
     ExplicitRows,
@@ -21,7 +21,7 @@ from ssse.rows.held import (
     LinearRows,
     Rows,
 )
-from ssse.system.digests import bytes_of
+from ssse.system.digests import bytes_of, digest_lines
 
 RowName = Literal["empirical", "expected", "sampled"]
 RowChoice = Literal["auto", "empirical", "expected", "sampled"]
@@ -113,27 +113,6 @@ def measure_held(problem: Problem, kind: RowKind, batch: Batch, salt: bytes | No
     return rows, measured
 
 
-def digest_samples(batch: Batch, salt: bytes) -> np.ndarray:
-    """64 bits of a keyed hash of each sample's inputs and label, with the names, shapes and dtypes of the inputs."""
-    x, y = batch
-    y = y.to(torch.float64) + 0.0  # 1 is the same label in any dtype, and −0 is 0
-    inputs = dict(x) if isinstance(x, dict) else {"x": x}
-    form = repr([(key, str(inputs[key].dtype), tuple(inputs[key].shape[1:])) for key in sorted(inputs)])
-    entries = {**inputs, "": y}
-    return _hash_lines([bytes_of(entries[key]) for key in sorted(entries)], salt, form.encode())
-
-
-def _hash_lines(columns: list[np.ndarray], key: bytes, form: bytes = b"") -> np.ndarray:
-    digests = np.empty(len(columns[0]), dtype=np.uint64)
-    begun = hashlib.blake2b(form, digest_size=8, key=key)
-    for i in range(len(digests)):
-        hasher = begun.copy()
-        for column in columns:
-            hasher.update(column[i])
-        digests[i] = int.from_bytes(hasher.digest(), "little")
-    return digests
-
-
 def _make_rows(problem: Problem, x: Inputs, features: Tensor | None, cores: Tensor) -> LinearRows | NetworkRows:
     if problem.linear is None or features is None:
         return NetworkRows(problem, x, cores)
@@ -154,7 +133,7 @@ def uniforms_of_samples(x: Inputs, count: int, seed: int) -> np.ndarray:
     whatever batch it comes, and its row can be subtracted again.
     """
     entries = [x[key] for key in sorted(x)] if isinstance(x, dict) else [x]
-    digests = _hash_lines([bytes_of(value) for value in entries], seed.to_bytes(8, "little", signed=True))
+    digests = digest_lines([bytes_of(value) for value in entries], seed.to_bytes(8, "little", signed=True))
     # splitmix64 stretches one 64-bit digest to as many numbers as there are outputs
     state = digests[:, None] + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

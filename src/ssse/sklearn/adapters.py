@@ -1,4 +1,4 @@
-"""scikit-learn's linear models, each as heads: its objective, its labels, and the way back into a fitted estimator."""
+"""What scikit-learn's linear models are to an eraser: objective, labels, and the way back into a fitted estimator."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ import numpy as np
 from sklearn.utils.class_weight import compute_class_weight
 
 from ssse.errors import InvalidData, InvalidModel
-from ssse.sklearn.coordinates import Frame
+from ssse.sklearn.coordinates import Coordinates
+from ssse.sklearn.loss_sums import Labels, LossSums
 from ssse.sklearn.losses import Squared
-from ssse.sklearn.quadratic import Head, Labels, Sums
+from ssse.sklearn.quadratic import Quadratic
 
 # From some version on, "balanced" weighs classes by the weights of their samples instead of their number.
 WEIGHTED_COUNTS = "sample_weight" in inspect.signature(compute_class_weight).parameters
 
 
 @dataclass(frozen=True)
-class Tally:
+class ClassCounts:
     """Samples of each class and the sum of their weights; of a regression, of all samples."""
 
     counts: np.ndarray
-    mass: np.ndarray
+    weight_sums: np.ndarray
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(self.counts + other.counts, self.mass + other.mass)
+    def __add__(self, other: ClassCounts) -> ClassCounts:
+        return ClassCounts(self.counts + other.counts, self.weight_sums + other.weight_sums)
 
-    def __sub__(self, other: Tally) -> Tally:
-        return Tally(self.counts - other.counts, np.maximum(self.mass - other.mass, 0.0))
+    def __sub__(self, other: ClassCounts) -> ClassCounts:
+        return ClassCounts(self.counts - other.counts, np.maximum(self.weight_sums - other.weight_sums, 0.0))
 
-    def __getitem__(self, classes: np.ndarray) -> Tally:
-        return Tally(self.counts[classes], self.mass[classes])
+    def __getitem__(self, classes: np.ndarray) -> ClassCounts:
+        return ClassCounts(self.counts[classes], self.weight_sums[classes])
 
     @property
     def samples(self) -> int:
@@ -47,22 +48,22 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Removal:
-    """One request, as one leaf sees it. `after`: what is left of each class."""
+class ErasureRequest:
+    """One request, as one linear model sees it. `after`: what is left of each class."""
 
     design: np.ndarray
     codes: np.ndarray
     weights: np.ndarray
-    after: Tally
-    frame: Frame
+    after: ClassCounts
+    coordinates: Coordinates
     joint: bool
 
-    def taken_from(self, head: Head, labels: Labels) -> Sums:
-        return head.measure(self.design, labels, few=head.is_few(len(self.design)))
+    def taken_from(self, quadratic: Quadratic, labels: Labels) -> LossSums:
+        return quadratic.measure(self.design, labels, few=quadratic.is_few(len(self.design)))
 
 
-class Leaf(ABC):
-    """One fitted estimator with one set of labels.
+class Adapter(ABC):
+    """One fitted linear model of scikit-learn with one set of labels, as one or more quadratics.
 
     Attributes:
         per_sample: the penalty is of the mean loss, so that of the sum grows with the samples.
@@ -84,7 +85,7 @@ class Leaf(ABC):
         return bool(self.estimator.fit_intercept)
 
     @property
-    def movable(self) -> bool:
+    def shiftable(self) -> bool:
         """A shift of the features can be made good by the intercept, since that has no penalty."""
         return True
 
@@ -97,58 +98,64 @@ class Leaf(ABC):
         """Labels as this estimator counts them: places of classes, or targets of shape (n, targets)."""
 
     @abstractmethod
-    def tally(self, codes: np.ndarray, weights: np.ndarray) -> Tally: ...
+    def count_classes(self, codes: np.ndarray, weights: np.ndarray) -> ClassCounts: ...
 
     @abstractmethod
-    def heads(self, frame: Frame) -> list[Head]:
+    def quadratics(self, coordinates: Coordinates) -> list[Quadratic]:
         """Without any samples yet."""
 
     @abstractmethod
     def sizes(self, width: int) -> list[tuple[int, int]]:
-        """Of each head: its parameters in one column, and its groups."""
+        """Of each quadratic: its parameters in one column, and its groups."""
 
     @abstractmethod
     def labels(self, codes: np.ndarray, weights: np.ndarray) -> list[Labels]:
-        """For each head."""
+        """For each quadratic."""
 
     @abstractmethod
-    def weights(self, tally: Tally) -> list[tuple[float, ...]]:
-        """Of each head's groups."""
+    def weights(self, class_counts: ClassCounts) -> list[tuple[float, ...]]:
+        """Of each quadratic's groups."""
 
-    def erase(self, heads: Sequence[Head], request: Removal) -> list[tuple[Head, float]]:
-        """Each head at its new minimum, and the largest leverage; where classes vanish, the heads that are left."""
-        found = []
+    def erase(self, quadratics: Sequence[Quadratic], request: ErasureRequest) -> list[tuple[Quadratic, float]]:
+        """Each quadratic at its new minimum, and the largest leverage; where classes vanish, of those that stay."""
+        erased = []
         wanted, after = self.labels(request.codes, request.weights), request.after
-        for head, labels, weights in zip(heads, wanted, self.weights(after), strict=True):
-            taken = request.taken_from(head, labels)
-            found.append(head.without(taken, request.frame, weights, after.samples, joint=request.joint))
-        return found
+        for quadratic, labels, weights in zip(quadratics, wanted, self.weights(after), strict=True):
+            taken = request.taken_from(quadratic, labels)
+            erased.append(quadratic.without(taken, request.coordinates, weights, after.samples, joint=request.joint))
+        return erased
 
-    def write(self, heads: Sequence[Head], frame: Frame, tally: Tally) -> tuple[Any, float]:
-        """A new estimator with the heads' parameters; and the distance that its dtype costs."""
+    def write(
+        self, quadratics: Sequence[Quadratic], coordinates: Coordinates, class_counts: ClassCounts
+    ) -> tuple[Any, float]:
+        """A new estimator with the quadratics' parameters; and the distance that its dtype costs."""
         new = copy.deepcopy(self.estimator)
-        parts = [frame.outside(head.loss.wide(head.theta, frame.width)) for head in heads]
+        parts = [
+            coordinates.to_sklearn(quadratic.loss.wide(quadratic.theta, coordinates.width)) for quadratic in quadratics
+        ]
         coef = np.vstack([part[0] for part in parts])
         intercept = np.concatenate([part[1] for part in parts])
         stored = self.estimator.coef_
         new.coef_ = (coef[0] if stored.ndim == 1 else coef).astype(stored.dtype)
-        lost = coef - new.coef_
-        missed = np.zeros(1)
+        rounded = coef - new.coef_
+        rounded_intercept = np.zeros(1)
         if self.intercept:
             was = np.asarray(self.estimator.intercept_)
             kept = intercept.astype(was.dtype)
             new.intercept_ = kept if was.ndim else kept[0]
-            missed = intercept - kept
+            rounded_intercept = intercept - kept
         elif np.ndim(self.estimator.intercept_):
             new.intercept_ = np.zeros(len(coef), dtype=stored.dtype)
-        self.tidy(new, heads, frame, tally)
-        return new, float(np.sqrt((lost**2).sum() + (missed**2).sum()))
+        self.update_attributes(new, quadratics, coordinates, class_counts)
+        return new, float(np.sqrt((rounded**2).sum() + (rounded_intercept**2).sum()))
 
-    def tidy(self, new: Any, heads: Sequence[Head], frame: Frame, tally: Tally) -> None:  # noqa: B027  # may be nothing
+    def update_attributes(  # noqa: B027  # may be nothing
+        self, new: Any, quadratics: Sequence[Quadratic], coordinates: Coordinates, class_counts: ClassCounts
+    ) -> None:
         """What else of the fitted estimator depends on the samples."""
 
 
-class Regression(Leaf):
+class RegressionAdapter(Adapter):
     """Ridge and LinearRegression: ½‖y − z‖² + ½α‖w‖²."""
 
     def refusal(self) -> str | None:
@@ -173,20 +180,20 @@ class Regression(Leaf):
             raise InvalidData("y holds NaN or infinity.")
         return targets
 
-    def tally(self, codes: np.ndarray, weights: np.ndarray) -> Tally:
-        return Tally(np.array([len(codes)]), np.array([weights.sum()]))
+    def count_classes(self, codes: np.ndarray, weights: np.ndarray) -> ClassCounts:
+        return ClassCounts(np.array([len(codes)]), np.array([weights.sum()]))
 
     def sizes(self, width: int) -> list[tuple[int, int]]:
-        return [(width, 1)] * len(self.weights(Tally(np.zeros(1), np.zeros(1))))
+        return [(width, 1)] * len(self.weights(ClassCounts(np.zeros(1), np.zeros(1))))
 
-    def heads(self, frame: Frame) -> list[Head]:
+    def quadratics(self, coordinates: Coordinates) -> list[Quadratic]:
         coef = np.atleast_2d(self.estimator.coef_)
         intercept = np.broadcast_to(np.asarray(self.estimator.intercept_, dtype=np.float64), len(coef))
         alpha = np.broadcast_to(np.asarray(getattr(self.estimator, "alpha", 0.0), dtype=np.float64), len(coef))
-        theta = frame.inside(coef, intercept)
+        theta = coordinates.from_sklearn(coef, intercept)
         if len(np.unique(alpha)) == 1:  # all targets share one curvature
-            return [Head.empty(Squared(), theta, frame.penalty(alpha[0]))]
-        return [Head.empty(Squared(), theta[:, [i]], frame.penalty(one)) for i, one in enumerate(alpha)]
+            return [Quadratic.empty(Squared(), theta, coordinates.penalty(alpha[0]))]
+        return [Quadratic.empty(Squared(), theta[:, [i]], coordinates.penalty(one)) for i, one in enumerate(alpha)]
 
     def labels(self, codes: np.ndarray, weights: np.ndarray) -> list[Labels]:
         alpha = np.atleast_1d(getattr(self.estimator, "alpha", 0.0))
@@ -194,23 +201,25 @@ class Regression(Leaf):
             return [Labels(codes, weights)]
         return [Labels(codes[:, [i]], weights) for i in range(codes.shape[1])]
 
-    def weights(self, tally: Tally) -> list[tuple[float, ...]]:
+    def weights(self, class_counts: ClassCounts) -> list[tuple[float, ...]]:
         alpha = np.atleast_1d(getattr(self.estimator, "alpha", 0.0))
         return [(1.0,)] * (1 if len(np.unique(alpha)) == 1 else len(alpha))
 
-    def tidy(self, new: Any, heads: Sequence[Head], frame: Frame, tally: Tally) -> None:
+    def update_attributes(
+        self, new: Any, quadratics: Sequence[Quadratic], coordinates: Coordinates, class_counts: ClassCounts
+    ) -> None:
         if not hasattr(new, "singular_"):
             return
-        gram, d = heads[0].sums.grams[0], len(frame.scale)
+        gram, d = quadratics[0].loss_sums.grams[0], len(coordinates.scale)
         inner = gram[:d, :d]
-        if frame.intercept:
+        if coordinates.intercept:
             inner = inner - np.outer(gram[:d, d], gram[d, :d]) / gram[d, d]
-        squares = np.linalg.eigvalsh(inner * np.outer(frame.scale, frame.scale))[::-1]
-        new.singular_ = np.sqrt(np.maximum(squares, 0.0))[: min(tally.samples, d)].astype(new.singular_.dtype)
-        new.rank_ = int(min(tally.samples, d))  # what does not determine every coefficient was refused
+        squares = np.linalg.eigvalsh(inner * np.outer(coordinates.scale, coordinates.scale))[::-1]
+        new.singular_ = np.sqrt(np.maximum(squares, 0.0))[: min(class_counts.samples, d)].astype(new.singular_.dtype)
+        new.rank_ = int(min(class_counts.samples, d))  # what does not determine every coefficient was refused
 
 
-class Classifier(Leaf):
+class ClassifierAdapter(Adapter):
     """What classifiers have in common: classes, and their weights."""
 
     counts_weights = WEIGHTED_COUNTS  # whether "balanced" looks at the weights of samples
@@ -232,13 +241,13 @@ class Classifier(Leaf):
             labels = labels.ravel()
         if labels.ndim != 1:
             raise InvalidData(f"y has the shape {labels.shape}; {self.name} takes one label for each sample.")
-        return places_of(labels, self.classes)
+        return class_indices(labels, self.classes)
 
-    def tally(self, codes: np.ndarray, weights: np.ndarray) -> Tally:
+    def count_classes(self, codes: np.ndarray, weights: np.ndarray) -> ClassCounts:
         size = len(self.classes)
-        return Tally(np.bincount(codes, minlength=size), np.bincount(codes, weights, minlength=size))
+        return ClassCounts(np.bincount(codes, minlength=size), np.bincount(codes, weights, minlength=size))
 
-    def class_weights(self, tally: Tally) -> np.ndarray:
+    def class_weights(self, class_counts: ClassCounts) -> np.ndarray:
         """As scikit-learn computes them for what there is; of a class without samples, 0."""
         if self.estimator.class_weight is None:
             return np.ones(len(self.classes))
@@ -246,29 +255,33 @@ class Classifier(Leaf):
             there = set(self.classes.tolist())  # weights of classes that vanished are none of scikit-learn's business
             given = {key: value for key, value in self.estimator.class_weight.items() if key in there}
             return np.asarray(compute_class_weight(given, classes=self.classes, y=self.classes))
-        mass = tally.mass if self.counts_weights else tally.counts.astype(np.float64)
-        there = tally.counts > 0
-        out = np.zeros(len(mass))
-        out[there] = mass[there].sum() / (there.sum() * mass[there])
+        sizes = class_counts.weight_sums if self.counts_weights else class_counts.counts.astype(np.float64)
+        there = class_counts.counts > 0
+        out = np.zeros(len(sizes))
+        out[there] = sizes[there].sum() / (there.sum() * sizes[there])
         return out
 
-    def erase(self, heads: Sequence[Head], request: Removal) -> list[tuple[Head, float]]:
+    def erase(self, quadratics: Sequence[Quadratic], request: ErasureRequest) -> list[tuple[Quadratic, float]]:
         stays = request.after.present
         if len(stays) < 2:
-            (left,) = self.classes[stays].tolist()
+            (last,) = self.classes[stays].tolist()
             raise InvalidData(
-                f"Only the class {left!r} would be left, and scikit-learn fits no {self.name} to one class."
+                f"Only the class {last!r} would be left, and scikit-learn fits no {self.name} to one class."
             )
         if len(stays) == len(self.classes):
-            return super().erase(heads, request)
-        return self.erase_classes(heads, request, stays)
+            return super().erase(quadratics, request)
+        return self.erase_classes(quadratics, request, stays)
 
     @abstractmethod
-    def erase_classes(self, heads: Sequence[Head], request: Removal, stays: np.ndarray) -> list[tuple[Head, float]]:
+    def erase_classes(
+        self, quadratics: Sequence[Quadratic], request: ErasureRequest, stays: np.ndarray
+    ) -> list[tuple[Quadratic, float]]:
         """Where only these classes have samples left."""
 
-    def tidy(self, new: Any, heads: Sequence[Head], frame: Frame, tally: Tally) -> None:
-        new.classes_ = self.classes[tally.present]
+    def update_attributes(
+        self, new: Any, quadratics: Sequence[Quadratic], coordinates: Coordinates, class_counts: ClassCounts
+    ) -> None:
+        new.classes_ = self.classes[class_counts.present]
 
 
 def set_classes(estimator: Any, classes: np.ndarray) -> None:
@@ -277,7 +290,7 @@ def set_classes(estimator: Any, classes: np.ndarray) -> None:
         estimator.classes_ = classes
 
 
-def places_of(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
+def class_indices(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """Of each label among the classes.
 
     Raises:
@@ -291,7 +304,7 @@ def places_of(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
         places = np.array([index.get(one, -1) for one in labels.tolist()])
         known = places >= 0
     if not np.all(known):
-        stranger = labels.tolist()[int(np.flatnonzero(~np.asarray(known))[0])]
+        unknown = labels.tolist()[int(np.flatnonzero(~np.asarray(known))[0])]
         some = ", ".join(repr(one) for one in classes[:5].tolist()) + (" …" if len(classes) > 5 else "")
-        raise InvalidData(f"y holds {stranger!r}, which is none of the estimator's classes: {some}.")
+        raise InvalidData(f"y holds {unknown!r}, which is none of the estimator's classes: {some}.")
     return places

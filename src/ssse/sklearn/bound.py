@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ssse.sklearn.coordinates import Frame, largest_eigenvalue
+from ssse.sklearn.coordinates import Coordinates, eigenvalue_bound
 from ssse.sklearn.losses import Loss
 
 LOOSE = 1.5  # how much a constant may be overestimated before it is computed again
@@ -31,11 +31,11 @@ LOOSE = 1.5  # how much a constant may be overestimated before it is computed ag
 
 @dataclass(frozen=True)
 class Bound:
-    """The constants of one head, and what they come to.
+    """The constants of one linear model, and what they come to.
 
     Attributes:
         known: whether there is a bound at all. exact: whether nothing but rounding can be left.
-        reach: max of what a step of length 1 in the norm of M does to scores; norm: of one in the frame's own norm.
+        reach: max of what a step of length 1 in the norm of M does to scores; norm: of one in the Euclidean norm.
         softness: λmax(M⁻¹) in scikit-learn's coordinates; stiffness: λmax(M). Both from above.
         inflation: by how much softness may be overestimated by now.
         residual, moved, drift: at the anchor. left, away: gradient residual and `moved` where the model is.
@@ -61,18 +61,24 @@ class Bound:
 
     @classmethod
     def at_fit(
-        cls, loss: Loss, frame: Frame, matrix: np.ndarray, inverse: np.ndarray, largest: float, reach: float | None
+        cls,
+        loss: Loss,
+        coordinates: Coordinates,
+        matrix: np.ndarray,
+        inverse: np.ndarray,
+        largest: float,
+        reach: float | None,
     ) -> Bound:
         """`largest`: max ‖x̃ᵢ‖²; `reach`: its square, where the samples could be looked at a second time."""
         norm = loss.swing * math.sqrt(largest)
-        best = norm * math.sqrt(largest_eigenvalue(inverse))
+        best = norm * math.sqrt(eigenvalue_bound(inverse))
         return cls(
             known=loss.bounded,
             exact=loss.exact,
             reach=best if reach is None else min(best, math.sqrt(max(reach, 0.0))),
             norm=norm,
-            softness=frame.largest_inverse(inverse),
-            stiffness=frame.largest(matrix),
+            softness=coordinates.largest_inverse(inverse),
+            stiffness=coordinates.largest(matrix),
         )
 
     @property
@@ -106,9 +112,16 @@ class Bound:
         )
 
     def moved_by(
-        self, step: np.ndarray, length: float, curved: float, rounding: float, frame: Frame, inverse: np.ndarray, *,
+        self,
+        step: np.ndarray,
+        length: float,
+        curved: float,
+        rounding: float,
+        coordinates: Coordinates,
+        inverse: np.ndarray,
+        *,
         joint: bool,
-    ) -> Bound:  # fmt: skip
+    ) -> Bound:
         """After the step from the anchor, `length` in the norm of M, `curved` in that of M without the penalty.
 
         `joint`: the next one starts there again.
@@ -117,8 +130,8 @@ class Bound:
             return self
         now = self
         if self.inflation > LOOSE:
-            reach = min(self.reach, self.norm * math.sqrt(largest_eigenvalue(inverse)))
-            now = replace(self, softness=frame.largest_inverse(inverse), reach=reach, inflation=1.0)
+            reach = min(self.reach, self.norm * math.sqrt(eigenvalue_bound(inverse)))
+            now = replace(self, softness=coordinates.largest_inverse(inverse), reach=reach, inflation=1.0)
         if now.exact:
             return replace(now, left=rounding)
         swing = min(now.reach * length, now.norm * float(np.linalg.norm(step)))

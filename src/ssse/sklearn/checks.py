@@ -7,28 +7,28 @@ from typing import Any
 import numpy as np
 
 from ssse.errors import InvalidData
-from ssse.sklearn.adapters import Classifier, Tally
-from ssse.sklearn.composition import Tree
-from ssse.sklearn.sums import State
+from ssse.sklearn.adapters import ClassCounts, ClassifierAdapter
+from ssse.sklearn.composition import Composition
+from ssse.sklearn.sums import TrainingSums
 
 
-def check_counts(tree: Tree, state: State, after: list[Tally], k: int) -> None:
+def check_counts(composition: Composition, sums: TrainingSums, after: list[ClassCounts], k: int) -> None:
     """No class may have fewer samples than go, and something must remain."""
-    for leaf, tally, left in zip(tree.leaves, state.tallies, after, strict=True):
-        for place in np.flatnonzero(left.counts < 0):
-            of = f" of class {leaf.classes.tolist()[place]!r}" if isinstance(leaf, Classifier) else ""
-            there = tally.counts[place]
+    for adapter, before, remaining in zip(composition.adapters, sums.class_counts, after, strict=True):
+        for place in np.flatnonzero(remaining.counts < 0):
+            of = f" of class {adapter.classes.tolist()[place]!r}" if isinstance(adapter, ClassifierAdapter) else ""
+            there = before.counts[place]
             raise InvalidData(
-                f"{there} samples{of} are left, and {there - left.counts[place]} are to be erased: these were not "
+                f"{there} samples{of} are left, and {there - remaining.counts[place]} are to be erased: these were not "
                 "all in the training data."
             )
-    if k >= state.samples:
-        raise InvalidData(f"All {state.samples} samples that are left would be erased; something must remain.")
+    if k >= sums.samples:
+        raise InvalidData(f"All {sums.samples} samples that are left would be erased; something must remain.")
 
 
-def too_long(state: State, design: np.ndarray) -> str:
+def too_long(sums: TrainingSums, design: np.ndarray) -> str:
     """Why not, if a sample is longer than any that there was."""
-    largest = max(head.sums.largest for head in state.all_heads)
+    largest = max(quadratic.loss_sums.largest for quadratic in sums.all_quadratics)
     longer = np.flatnonzero(np.einsum("ij,ij->i", design, design) > largest)
     if not len(longer):
         return ""
@@ -38,9 +38,9 @@ def too_long(state: State, design: np.ndarray) -> str:
     )
 
 
-def check_weighted(state: State, sample_weight: Any) -> None:
-    if state.weighted != (sample_weight is not None):
-        given = "none were" if state.weighted else "some were"
+def check_weighted(sums: TrainingSums, sample_weight: Any) -> None:
+    if sums.weighted != (sample_weight is not None):
+        given = "none were" if sums.weighted else "some were"
         raise InvalidData(f"sample_weight must be given as it was for fit; {given} given now.")
 
 

@@ -1,4 +1,4 @@
-"""scikit-learn's linear classifiers, each as heads: its objective, its class weights, what becomes of its labels."""
+"""The linear classifiers of scikit-learn: objective, class weights, and what becomes of labels whose class vanishes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, Ri
 from sklearn.svm import LinearSVC
 
 from ssse.sklearn.adapters import (
-    Classifier,
-    Leaf,
-    Regression,
-    Removal,
-    Tally,
+    Adapter,
+    ClassCounts,
+    ClassifierAdapter,
+    ErasureRequest,
+    RegressionAdapter,
     set_classes,
 )
-from ssse.sklearn.coordinates import Frame
+from ssse.sklearn.coordinates import Coordinates
+from ssse.sklearn.loss_sums import Labels
 from ssse.sklearn.losses import (
     Logistic,
     Loss,
@@ -27,10 +28,10 @@ from ssse.sklearn.losses import (
     Squared,
     SquaredHinge,
 )
-from ssse.sklearn.quadratic import Head, Labels
+from ssse.sklearn.quadratic import Quadratic
 
 
-class LogisticLeaf(Classifier):
+class LogisticRegressionAdapter(ClassifierAdapter):
     """Σ sᵢℓᵢ + ½‖w‖²/C; the intercept without penalty but by liblinear, which treats it as a feature."""
 
     def refusal(self) -> str | None:
@@ -47,7 +48,7 @@ class LogisticLeaf(Classifier):
         return self.estimator.solver == "liblinear"
 
     @property
-    def movable(self) -> bool:
+    def shiftable(self) -> bool:
         return not self._liblinear
 
     @property
@@ -62,31 +63,33 @@ class LogisticLeaf(Classifier):
     def sizes(self, width: int) -> list[tuple[int, int]]:
         return [(self.loss.size(width), len(self.classes) if self.balanced else 1)]
 
-    def heads(self, frame: Frame) -> list[Head]:
-        theta = frame.inside(self.estimator.coef_, self.estimator.intercept_)
+    def quadratics(self, coordinates: Coordinates) -> list[Quadratic]:
+        theta = coordinates.from_sklearn(self.estimator.coef_, self.estimator.intercept_)
         of_intercept = self.ridge / float(self.estimator.intercept_scaling) ** 2 if self._liblinear else 0.0
         groups = len(self.classes) if self.balanced else 1
-        return [Head.empty(self.loss, theta, frame.penalty(self.ridge, of_intercept), groups)]
+        return [Quadratic.empty(self.loss, theta, coordinates.penalty(self.ridge, of_intercept), groups)]
 
     def labels(self, codes: np.ndarray, weights: np.ndarray) -> list[Labels]:
         if self.balanced:
             return [Labels(codes, weights, codes)]
         if self.estimator.class_weight is None:
             return [Labels(codes, weights)]
-        return [Labels(codes, weights * self.class_weights(self.tally(codes, weights))[codes])]
+        return [Labels(codes, weights * self.class_weights(self.count_classes(codes, weights))[codes])]
 
-    def weights(self, tally: Tally) -> list[tuple[float, ...]]:
-        return [tuple(self.class_weights(tally).tolist()) if self.balanced else (1.0,)]
+    def weights(self, class_counts: ClassCounts) -> list[tuple[float, ...]]:
+        return [tuple(self.class_weights(class_counts).tolist()) if self.balanced else (1.0,)]
 
-    def erase_classes(self, heads: Sequence[Head], request: Removal, stays: np.ndarray) -> list[tuple[Head, float]]:
-        (head,), after = heads, request.after
+    def erase_classes(
+        self, quadratics: Sequence[Quadratic], request: ErasureRequest, stays: np.ndarray
+    ) -> list[tuple[Quadratic, float]]:
+        (quadratic,), after = quadratics, request.after
         (labels,), (wanted,) = self.labels(request.codes, request.weights), self.weights(after)
-        taken = request.taken_from(head, labels)
+        taken = request.taken_from(quadratic, labels)
         kept = [wanted[i] for i in stays] if self.balanced else wanted
-        return [head.without_classes(taken, stays, request.frame, kept, after.samples, joint=request.joint)]
+        return [quadratic.without_classes(taken, stays, request.coordinates, kept, after.samples, joint=request.joint)]
 
 
-class RidgeClassifierLeaf(Classifier):
+class RidgeClassifierAdapter(ClassifierAdapter):
     """Least squares on −1 and 1, a column for each class."""
 
     counts_weights = False
@@ -103,47 +106,56 @@ class RidgeClassifierLeaf(Classifier):
     def sizes(self, width: int) -> list[tuple[int, int]]:
         return [(width, len(self.classes) if self.balanced else 1)]
 
-    def heads(self, frame: Frame) -> list[Head]:
+    def quadratics(self, coordinates: Coordinates) -> list[Quadratic]:
         coef = np.atleast_2d(self.estimator.coef_)
         intercept = np.broadcast_to(np.asarray(self.estimator.intercept_, dtype=np.float64), len(coef))
         groups = len(self.classes) if self.balanced else 1
         return [
-            Head.empty(Squared(), frame.inside(coef, intercept), frame.penalty(float(self.estimator.alpha)), groups)
+            Quadratic.empty(
+                Squared(),
+                coordinates.from_sklearn(coef, intercept),
+                coordinates.penalty(float(self.estimator.alpha)),
+                groups,
+            )
         ]
 
     def labels(self, codes: np.ndarray, weights: np.ndarray) -> list[Labels]:
         targets = np.where(codes[:, None] == self._columns(np.arange(len(self.classes))), 1.0, -1.0)
         if self.balanced:
             return [Labels(targets, weights, codes)]
-        fixed = self.class_weights(self.tally(codes, weights))
+        fixed = self.class_weights(self.count_classes(codes, weights))
         return [Labels(targets, weights * fixed[codes])]
 
-    def weights(self, tally: Tally) -> list[tuple[float, ...]]:
-        return [tuple(self.class_weights(tally).tolist()) if self.balanced else (1.0,)]
+    def weights(self, class_counts: ClassCounts) -> list[tuple[float, ...]]:
+        return [tuple(self.class_weights(class_counts).tolist()) if self.balanced else (1.0,)]
 
     @staticmethod
     def _columns(classes: np.ndarray) -> np.ndarray:
         """The classes that have a column; of two, the second alone."""
         return classes[1:] if len(classes) == 2 else classes
 
-    def erase_classes(self, heads: Sequence[Head], request: Removal, stays: np.ndarray) -> list[tuple[Head, float]]:
-        (head,), after = heads, request.after
+    def erase_classes(
+        self, quadratics: Sequence[Quadratic], request: ErasureRequest, stays: np.ndarray
+    ) -> list[tuple[Quadratic, float]]:
+        (quadratic,), after = quadratics, request.after
         (labels,), (wanted,) = self.labels(request.codes, request.weights), self.weights(after)
         columns = self._columns(stays)
-        head = head.only_columns(columns)
+        quadratic = quadratic.only_columns(columns)
         labels = Labels(labels.values[:, columns], labels.weights, labels.groups)
-        taken = request.taken_from(head, labels)
-        found, leverage = head.without(taken, request.frame, wanted, after.samples, joint=request.joint)
-        return [(found.only_groups(stays) if self.balanced else found, leverage)]
+        taken = request.taken_from(quadratic, labels)
+        quadratic, leverage = quadratic.without(taken, request.coordinates, wanted, after.samples, joint=request.joint)
+        return [(quadratic.only_groups(stays) if self.balanced else quadratic, leverage)]
 
-    def tidy(self, new: Any, heads: Sequence[Head], frame: Frame, tally: Tally) -> None:
-        new._label_binarizer.fit(self.classes[tally.present])
+    def update_attributes(
+        self, new: Any, quadratics: Sequence[Quadratic], coordinates: Coordinates, class_counts: ClassCounts
+    ) -> None:
+        new._label_binarizer.fit(self.classes[class_counts.present])
         set_classes(new, new._label_binarizer.classes_)
         if new.coef_.ndim == 2 and len(new.coef_) == 1 and _row_of_two_classes() == 1:
             new.coef_ = new.coef_[0]
 
 
-class OneVersusAll(Classifier):
+class OneVersusRestAdapter(ClassifierAdapter):
     """One binary model for each class, of two classes one alone; only a class's own weight counts against the rest."""
 
     loss: Loss
@@ -156,45 +168,51 @@ class OneVersusAll(Classifier):
     def sizes(self, width: int) -> list[tuple[int, int]]:
         return [(width, 1 if self.estimator.class_weight is None else 2)] * len(self.estimator.coef_)
 
-    def heads(self, frame: Frame) -> list[Head]:
+    def quadratics(self, coordinates: Coordinates) -> list[Quadratic]:
         intercept = np.broadcast_to(np.asarray(self.estimator.intercept_, dtype=np.float64), len(self.estimator.coef_))
-        theta = frame.inside(self.estimator.coef_, intercept)
+        theta = coordinates.from_sklearn(self.estimator.coef_, intercept)
         groups = 1 if self.estimator.class_weight is None else 2
-        ridge = frame.penalty(*self.ridges())
-        return [Head.empty(self.loss, theta[:, [i]], ridge, groups, self.per_sample) for i in range(theta.shape[1])]
+        ridge = coordinates.penalty(*self.ridges())
+        return [
+            Quadratic.empty(self.loss, theta[:, [i]], ridge, groups, self.per_sample) for i in range(theta.shape[1])
+        ]
 
     def labels(self, codes: np.ndarray, weights: np.ndarray) -> list[Labels]:
-        found = []
+        labels = []
         for own in self._own(np.arange(len(self.classes))):
             mine = (codes == own).astype(np.int64)
             values = np.where(mine, self.positive, self.negative)
-            found.append(Labels(values, weights, None if self.estimator.class_weight is None else mine))
-        return found
+            labels.append(Labels(values, weights, None if self.estimator.class_weight is None else mine))
+        return labels
 
-    def weights(self, tally: Tally) -> list[tuple[float, ...]]:
-        return self._weights(tally, np.arange(len(self.classes)))
+    def weights(self, class_counts: ClassCounts) -> list[tuple[float, ...]]:
+        return self._weights(class_counts, np.arange(len(self.classes)))
 
-    def _weights(self, tally: Tally, classes: np.ndarray) -> list[tuple[float, ...]]:
+    def _weights(self, class_counts: ClassCounts, classes: np.ndarray) -> list[tuple[float, ...]]:
         if self.estimator.class_weight is None:
             return [(1.0,)] * len(self._own(classes))
-        found = self.class_weights(tally)
+        weights = self.class_weights(class_counts)
         if len(classes) == 2:
-            return [(float(found[classes[0]]), float(found[classes[1]]))]
-        return [(1.0, float(found[own])) for own in classes]
+            return [(float(weights[classes[0]]), float(weights[classes[1]]))]
+        return [(1.0, float(weights[own])) for own in classes]
 
     @staticmethod
     def _own(classes: np.ndarray) -> np.ndarray:
         return classes[1:] if len(classes) == 2 else classes
 
-    def erase_classes(self, heads: Sequence[Head], request: Removal, stays: np.ndarray) -> list[tuple[Head, float]]:
-        labels, after, found = self.labels(request.codes, request.weights), request.after, []
+    def erase_classes(
+        self, quadratics: Sequence[Quadratic], request: ErasureRequest, stays: np.ndarray
+    ) -> list[tuple[Quadratic, float]]:
+        labels, after, erased = self.labels(request.codes, request.weights), request.after, []
         for own, wanted in zip(self._own(stays), self._weights(after, stays), strict=True):
-            taken = request.taken_from(heads[own], labels[own])
-            found.append(heads[own].without(taken, request.frame, wanted, after.samples, joint=request.joint))
-        return found
+            taken = request.taken_from(quadratics[own], labels[own])
+            erased.append(
+                quadratics[own].without(taken, request.coordinates, wanted, after.samples, joint=request.joint)
+            )
+        return erased
 
 
-class StochasticLeaf(OneVersusAll):
+class SGDClassifierAdapter(OneVersusRestAdapter):
     """Σ sᵢℓᵢ + n·½α‖w‖²: the mean loss is penalised, so the penalty of the sum grows with the samples."""
 
     loss = Logistic()
@@ -213,23 +231,25 @@ class StochasticLeaf(OneVersusAll):
     def ridges(self) -> tuple[float, float]:
         return (0.0 if self.estimator.penalty is None else float(self.estimator.alpha)), 0.0
 
-    def tidy(self, new: Any, heads: Sequence[Head], frame: Frame, tally: Tally) -> None:
-        super().tidy(new, heads, frame, tally)
-        new._expanded_class_weight = self.class_weights(tally)[tally.present]
+    def update_attributes(
+        self, new: Any, quadratics: Sequence[Quadratic], coordinates: Coordinates, class_counts: ClassCounts
+    ) -> None:
+        super().update_attributes(new, quadratics, coordinates, class_counts)
+        new._expanded_class_weight = self.class_weights(class_counts)[class_counts.present]
         for name, value in (("coef", new.coef_), ("intercept", new.intercept_)):
             for kind in ("_standard_", "_average_"):  # what partial_fit would go on from still is the old model
                 if getattr(new, kind + name, None) is not None:
                     setattr(new, kind + name, value.copy())
 
 
-class LinearSVCLeaf(OneVersusAll):
+class LinearSVCAdapter(OneVersusRestAdapter):
     """Σ sᵢ max(0, 1 − yz)² + ½‖w‖²/C, the intercept a feature of its own."""
 
     loss = SquaredHinge()
     positive, negative = 1, -1
 
     @property
-    def movable(self) -> bool:
+    def shiftable(self) -> bool:
         return False
 
     def refusal(self) -> str | None:
@@ -252,11 +272,11 @@ def _row_of_two_classes() -> int:
     return RidgeClassifier().fit(np.array([[0.0], [1.0]]), [0, 1]).coef_.ndim
 
 
-LEAVES: dict[type, type[Leaf]] = {
-    LogisticRegression: LogisticLeaf,
-    Ridge: Regression,
-    LinearRegression: Regression,
-    RidgeClassifier: RidgeClassifierLeaf,
-    SGDClassifier: StochasticLeaf,
-    LinearSVC: LinearSVCLeaf,
+ADAPTERS: dict[type, type[Adapter]] = {
+    LogisticRegression: LogisticRegressionAdapter,
+    Ridge: RegressionAdapter,
+    LinearRegression: RegressionAdapter,
+    RidgeClassifier: RidgeClassifierAdapter,
+    SGDClassifier: SGDClassifierAdapter,
+    LinearSVC: LinearSVCAdapter,
 }

@@ -17,13 +17,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ssse.errors import InvalidData, InvalidModel
 from ssse.sklearn.adapters import (
-    Classifier,
-    Leaf,
-    Tally,
-    places_of,
+    Adapter,
+    ClassCounts,
+    ClassifierAdapter,
+    class_indices,
     set_classes,
 )
-from ssse.sklearn.classifiers import LEAVES
+from ssse.sklearn.classifiers import ADAPTERS
 
 SUPPORTED = (
     "LogisticRegression, RidgeClassifier, Ridge, LinearRegression, SGDClassifier with log loss, LinearSVC with squared "
@@ -31,27 +31,27 @@ SUPPORTED = (
 )
 
 
-class Tree:
-    """One estimator and its leaves. This one: an estimator that is its only leaf."""
+class Composition:
+    """One estimator and the adapters of the linear models in it. This one: a linear model by itself."""
 
     def __init__(self, estimator: Any):
         self.estimator = estimator
-        self.leaves = self._leaves()
+        self.adapters = self._adapters()
 
-    def _leaves(self) -> list[Leaf]:
-        return [leaf_of(self.estimator)]
+    def _adapters(self) -> list[Adapter]:
+        return [adapter_for(self.estimator)]
 
     @property
     def intercept(self) -> bool:
-        return self.leaves[0].intercept
+        return self.adapters[0].intercept
 
     @property
-    def movable(self) -> bool:
-        return self.leaves[0].movable
+    def shiftable(self) -> bool:
+        return self.adapters[0].shiftable
 
     @property
     def classifies(self) -> bool:
-        return isinstance(self.leaves[0], Classifier)
+        return isinstance(self.adapters[0], ClassifierAdapter)
 
     def inputs(self, x: Any) -> Any:
         """X as the estimator takes it: dense, or sparse by rows."""
@@ -63,23 +63,23 @@ class Tree:
             raise InvalidData(f"X: {error}") from error
 
     def columns(self, y: Any) -> list[np.ndarray]:
-        """The labels of each leaf."""
-        return [self.leaves[0].codes(y)]
+        """The labels of each linear model."""
+        return [self.adapters[0].codes(y)]
 
-    def staying(self, after: Sequence[Tally]) -> list[bool]:
-        """Which leaves are left."""
+    def staying(self, after: Sequence[ClassCounts]) -> list[bool]:
+        """Which linear models stay."""
         return [True]
 
-    def write(self, estimators: Sequence[Any], after: Sequence[Tally]) -> Any:
-        """The whole again, of new leaves; None where one is not left."""
+    def write(self, estimators: Sequence[Any], after: Sequence[ClassCounts]) -> Any:
+        """The whole again, of new linear models; None where one does not stay."""
         return estimators[0]
 
 
-class SeveralOutputs(Tree):
+class MultiOutput(Composition):
     """MultiOutputClassifier, MultiOutputRegressor: one estimator for each column of y."""
 
-    def _leaves(self) -> list[Leaf]:
-        return [leaf_of(part) for part in self.estimator.estimators_]
+    def _adapters(self) -> list[Adapter]:
+        return [adapter_for(part) for part in self.estimator.estimators_]
 
     def columns(self, y: Any) -> list[np.ndarray]:
         table = y.toarray() if sparse.issparse(y) else y
@@ -87,18 +87,18 @@ class SeveralOutputs(Tree):
             shape = np.shape(table)
         except ValueError as error:
             raise InvalidData(f"y: {error}") from error
-        if len(shape) != 2 or shape[1] != len(self.leaves):
-            raise InvalidData(f"y has the shape {shape}; it needs a column for each of {len(self.leaves)} outputs.")
-        if hasattr(table, "iloc"):  # a frame, whose columns may be of different kinds
+        if len(shape) != 2 or shape[1] != len(self.adapters):
+            raise InvalidData(f"y has the shape {shape}; it needs a column for each of {len(self.adapters)} outputs.")
+        if hasattr(table, "iloc"):  # a DataFrame, whose columns may be of different kinds
             columns = [table.iloc[:, i].to_numpy() for i in range(shape[1])]
         else:
             columns = list(np.asarray(table).T)
-        return [_codes(f"Output {i}", leaf, columns[i]) for i, leaf in enumerate(self.leaves)]
+        return [_codes(f"Output {i}", adapter, columns[i]) for i, adapter in enumerate(self.adapters)]
 
-    def staying(self, after: Sequence[Tally]) -> list[bool]:
+    def staying(self, after: Sequence[ClassCounts]) -> list[bool]:
         return [True] * len(after)
 
-    def write(self, estimators: Sequence[Any], after: Sequence[Tally]) -> Any:
+    def write(self, estimators: Sequence[Any], after: Sequence[ClassCounts]) -> Any:
         new = _shallow(self.estimator)
         new.estimators_ = list(estimators)
         if self.classifies:
@@ -106,15 +106,15 @@ class SeveralOutputs(Tree):
         return new
 
 
-class OneVersusRest(Tree):
+class OneVersusRest(Composition):
     """OneVsRestClassifier: one estimator for each class, or for each column of an indicator matrix."""
 
-    def _leaves(self) -> list[Leaf]:
+    def _adapters(self) -> list[Adapter]:
         parts = self.estimator.estimators_
         for part in parts:
             if type(part).__name__ == "_ConstantPredictor":
                 raise InvalidModel("OneVsRestClassifier holds a class that all samples or none had: there is no model.")
-        return [leaf_of(part) for part in parts]
+        return [adapter_for(part) for part in parts]
 
     @property
     def _indicators(self) -> bool:
@@ -122,41 +122,43 @@ class OneVersusRest(Tree):
 
     def columns(self, y: Any) -> list[np.ndarray]:
         try:
-            found = self.estimator.label_binarizer_.transform(y)
+            indicators = self.estimator.label_binarizer_.transform(y)
         except ValueError as error:
             raise InvalidData(f"y: {error}") from error
-        table = np.asarray(found.toarray() if sparse.issparse(found) else found)
+        table = np.asarray(indicators.toarray() if sparse.issparse(indicators) else indicators)
         if not self._indicators:
-            places_of(np.asarray(y).ravel(), self.estimator.classes_)  # the binarizer takes strangers for "none"
-        elif table.shape[1] != len(self.leaves):
-            raise InvalidData(f"y has {table.shape[1]} columns, the estimator {len(self.leaves)} labels.")
-        return [leaf.codes(column) for leaf, column in zip(self.leaves, table.T, strict=True)]
+            class_indices(
+                np.asarray(y).ravel(), self.estimator.classes_
+            )  # the binarizer takes unknown labels for "none"
+        elif table.shape[1] != len(self.adapters):
+            raise InvalidData(f"y has {table.shape[1]} columns, the estimator {len(self.adapters)} labels.")
+        return [adapter.codes(column) for adapter, column in zip(self.adapters, table.T, strict=True)]
 
-    def staying(self, after: Sequence[Tally]) -> list[bool]:
+    def staying(self, after: Sequence[ClassCounts]) -> list[bool]:
         if self._indicators:
             return [True] * len(after)
         stays = [bool(count) for count in after[0].counts] if len(after) == 1 else [bool(t.counts[1]) for t in after]
         if sum(stays) == 1:
-            left = self.estimator.classes_.tolist()[stays.index(True)]
-            raise InvalidData(f"Only the class {left!r} would be left, and scikit-learn fits no model to one class.")
+            last = self.estimator.classes_.tolist()[stays.index(True)]
+            raise InvalidData(f"Only the class {last!r} would be left, and scikit-learn fits no model to one class.")
         if len(after) == 1:
             return [True]
         if sum(stays) == 2:  # of two, the second alone
             stays[stays.index(True)] = False
         return stays
 
-    def write(self, estimators: Sequence[Any], after: Sequence[Tally]) -> Any:
+    def write(self, estimators: Sequence[Any], after: Sequence[ClassCounts]) -> Any:
         new = _shallow(self.estimator)
         new.estimators_ = [part for part in estimators if part is not None]
         if None in estimators:
-            left = np.array([tally.counts[1] > 0 for tally in after])
-            new.label_binarizer_ = copy.deepcopy(self.estimator.label_binarizer_).fit(self.estimator.classes_[left])
+            present = np.array([class_counts.counts[1] > 0 for class_counts in after])
+            new.label_binarizer_ = copy.deepcopy(self.estimator.label_binarizer_).fit(self.estimator.classes_[present])
             set_classes(new, new.label_binarizer_.classes_)
         return new
 
 
-def tree_of(estimator: Any) -> tuple[Pipeline | None, Tree]:
-    """The transformers before it, and the tree of the estimator itself.
+def decompose(estimator: Any) -> tuple[Pipeline | None, Composition]:
+    """The transformers before it, and the linear models in the estimator itself.
 
     Raises:
         InvalidModel: it is not fitted, or not supported, by name and with the reason.
@@ -170,22 +172,22 @@ def tree_of(estimator: Any) -> tuple[Pipeline | None, Tree]:
     if isinstance(estimator, Pipeline):
         if not hasattr(estimator.steps[-1][1], "fit") or estimator.steps[-1][1] == "passthrough":
             raise InvalidModel("The pipeline does not end in an estimator.")
-        _, tree = tree_of(estimator.steps[-1][1])
+        _, composition = decompose(estimator.steps[-1][1])
         if isinstance(estimator.steps[-1][1], Pipeline):
             raise InvalidModel("A pipeline that ends in a pipeline is not supported: make it one.")
-        return (estimator[:-1] if len(estimator.steps) > 1 else None), tree
+        return (estimator[:-1] if len(estimator.steps) > 1 else None), composition
     if type(estimator) is OneVsRestClassifier:
         return None, OneVersusRest(estimator)
     if type(estimator) in (MultiOutputClassifier, MultiOutputRegressor):
-        return None, SeveralOutputs(estimator)
-    return None, Tree(estimator)
+        return None, MultiOutput(estimator)
+    return None, Composition(estimator)
 
 
-def leaf_of(estimator: Any) -> Leaf:
+def adapter_for(estimator: Any) -> Adapter:
     kind = type(estimator)
-    for known, leaf in LEAVES.items():
+    for known, adapter in ADAPTERS.items():
         if kind is known or (isinstance(estimator, known) and hasattr(estimator, "_erasable")):
-            return leaf(estimator)
+            return adapter(estimator)
     raise InvalidModel(f"{kind.__name__} is not supported: {_reason(estimator)}")
 
 
@@ -197,16 +199,16 @@ def _reason(estimator: Any) -> str:
         return "its choice of the penalty looked at all samples. Fit the model without CV with the penalty it chose."
     if isinstance(estimator, Pipeline):
         return "a pipeline must be outermost, its last step holding the several outputs."
-    if any(isinstance(estimator, known) for known in LEAVES):
+    if any(isinstance(estimator, known) for known in ADAPTERS):
         return "it is a subclass, whose objective may be another."
     if hasattr(estimator, "coef_"):
         return f"its objective has no second derivative that is known here. Supported: {SUPPORTED}."
     return f"it is none of the linear models that are. Supported: {SUPPORTED}."
 
 
-def _codes(what: str, leaf: Leaf, column: Any) -> np.ndarray:
+def _codes(what: str, adapter: Adapter, column: Any) -> np.ndarray:
     try:
-        return leaf.codes(column)
+        return adapter.codes(column)
     except InvalidData as error:
         raise InvalidData(f"{what}: {error}") from error
 

@@ -12,7 +12,7 @@ LOOKED_AT = 10_000  # samples that choose the coordinates
 
 
 @dataclass(frozen=True)
-class Frame:
+class Coordinates:
     """x̃ = ((x − center)/scale, 1), and θ̃ so that x̃ᵀθ̃ = xᵀw + b.
 
     Which coordinates are chosen changes a result by rounding only. They are coarse on purpose: scales are powers of
@@ -24,8 +24,8 @@ class Frame:
     intercept: bool
 
     @classmethod
-    def choose(cls, x: Any, *, intercept: bool, movable: bool) -> Frame:
-        """`movable`: whether a shift of the features can be made good by the intercept, that is, at no penalty."""
+    def choose(cls, x: Any, *, intercept: bool, shiftable: bool) -> Coordinates:
+        """`shiftable`: whether a shift of the features can be made good by the intercept, that is, at no penalty."""
         step = max(1, x.shape[0] // LOOKED_AT)
         some = x[::step]
         if sparse.issparse(some):
@@ -33,7 +33,7 @@ class Frame:
             return cls(np.zeros(x.shape[1]), power_of_two(np.sqrt(square)), intercept)
         some = np.asarray(some, dtype=np.float64)
         mean = some.mean(axis=0)
-        if not (intercept and movable):
+        if not (intercept and shiftable):
             return cls(np.zeros(x.shape[1]), power_of_two(np.sqrt((some**2).mean(axis=0))), intercept)
         spread = some.std(axis=0)
         scale = power_of_two(np.where(spread > 1e-9 * np.abs(mean), spread, np.abs(mean)))
@@ -53,7 +53,7 @@ class Frame:
             out[:, -1] = 1
         return out
 
-    def inside(self, coef: np.ndarray, intercept: np.ndarray) -> np.ndarray:
+    def from_sklearn(self, coef: np.ndarray, intercept: np.ndarray) -> np.ndarray:
         """θ̃, shape (width, columns), of scikit-learn's (columns, d) and (columns,)."""
         coef = np.asarray(coef, dtype=np.float64)
         weights = (coef * self.scale).T
@@ -61,7 +61,7 @@ class Frame:
             return weights
         return np.vstack([weights, intercept + coef @ self.center])
 
-    def outside(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def to_sklearn(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Back to scikit-learn's coefficients and intercepts."""
         coef = theta[: len(self.scale)].T / self.scale
         if not self.intercept:
@@ -76,17 +76,17 @@ class Frame:
         """An upper bound of λmax(T M⁻¹ Tᵀ), T: θ̃ ↦ (w, b); of a matrix of several outputs, block by block."""
         size = self.width
         blocks = inverse.reshape(size, -1, size, inverse.shape[0] // size)
-        rows = self._outside_first(blocks)
-        return largest_eigenvalue(self._outside_first(rows.transpose(2, 3, 0, 1)).reshape(inverse.shape))
+        rows = self._parameters_to_sklearn(blocks)
+        return eigenvalue_bound(self._parameters_to_sklearn(rows.transpose(2, 3, 0, 1)).reshape(inverse.shape))
 
     def largest(self, matrix: np.ndarray) -> float:
         """An upper bound of λmax of M as it is in (w, b)."""
         size = self.width
         blocks = matrix.reshape(size, -1, size, matrix.shape[0] // size)
-        rows = self._gradient_outside(blocks)
-        return largest_eigenvalue(self._gradient_outside(rows.transpose(2, 3, 0, 1)).reshape(matrix.shape))
+        rows = self._gradients_to_sklearn(blocks)
+        return eigenvalue_bound(self._gradients_to_sklearn(rows.transpose(2, 3, 0, 1)).reshape(matrix.shape))
 
-    def _outside_first(self, blocks: np.ndarray) -> np.ndarray:
+    def _parameters_to_sklearn(self, blocks: np.ndarray) -> np.ndarray:
         out = blocks.copy()
         d = len(self.scale)
         out[:d] /= self.scale[:, None, None, None]
@@ -94,7 +94,7 @@ class Frame:
             out[d] -= np.tensordot(self.center, out[:d], 1)
         return out
 
-    def _gradient_outside(self, blocks: np.ndarray) -> np.ndarray:
+    def _gradients_to_sklearn(self, blocks: np.ndarray) -> np.ndarray:
         out = blocks.copy()
         d = len(self.scale)
         out[:d] *= self.scale[:, None, None, None]
@@ -109,6 +109,6 @@ def power_of_two(value: np.ndarray, above: bool = False) -> np.ndarray:
     return np.exp2(np.clip((np.ceil if above else np.round)(np.log2(known)), -500, 500))
 
 
-def largest_eigenvalue(symmetric: np.ndarray) -> float:
+def eigenvalue_bound(symmetric: np.ndarray) -> float:
     """Not above the smaller of two norms that are cheap to have."""
     return float(min(np.linalg.norm(symmetric), np.abs(symmetric).sum(axis=1).max()))

@@ -14,6 +14,7 @@ from sklearn.base import BaseEstimator, MetaEstimatorMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
 
+from ssse.erasure.policy import Policy, check_policy
 from ssse.errors import (
     InvalidData,
     InvalidSetting,
@@ -22,28 +23,33 @@ from ssse.errors import (
     PrecisionLost,
     Refused,
 )
-from ssse.sklearn.adapters import Removal, Tally
+from ssse.sklearn.adapters import ClassCounts, ErasureRequest
+from ssse.sklearn.assessment import (
+    TOO_FAR_AWAY,
+    TOO_LONG,
+    assess_refined,
+    assess_step,
+    change_due,
+    distance_between,
+    refuse_request,
+    refuse_step,
+)
 from ssse.sklearn.checks import (
     check_counts,
     check_weighted,
     sample_weights,
     too_long,
 )
-from ssse.sklearn.composition import Tree, tree_of
-from ssse.sklearn.coordinates import Frame
-from ssse.sklearn.fingerprint import mark_of
-from ssse.sklearn.outcome import (
-    TOO_FAR,
-    Outcome,
-    notes_on,
-    reasons_for_caution,
-)
+from ssse.sklearn.composition import Composition, decompose
+from ssse.sklearn.coordinates import Coordinates
+from ssse.sklearn.fingerprint import digest_linear_models
+from ssse.sklearn.outcome import TOO_FAR, Outcome
 from ssse.sklearn.sums import (
-    State,
+    TrainingSums,
     check_memory,
     finish,
-    look_again,
     mean_losses,
+    measure_reach,
     refined,
     take_in,
 )
@@ -51,28 +57,6 @@ from ssse.system.progress import bar
 
 if TYPE_CHECKING:
     import os
-
-POLICIES = ("rebase", "joint")
-SAME_AFTER_REFINING = (
-    "k",
-    "n",
-    "erased",
-    "step_norm",
-    "relative_step",
-    "due",
-    "leverage_max",
-    "loss_before",
-    "correction",
-)
-TOO_LONG = (
-    "The step would be {:.3g} times as long as the coefficients, too far for one step. These samples were not in the "
-    "training data in this form (other preprocessing, other labels?), or they are too many: erase fewer at a time."
-)
-TOO_FAR_AWAY = (
-    "The estimator is not near the minimum of its objective on this data: the step there is {:.3g} times as long as "
-    "its coefficients, and may go anywhere. Train it further, or bring it there with `refine` and its data. Or was it "
-    "trained on other data, or with other weights?"
-)
 
 
 class Eraser(MetaEstimatorMixin, BaseEstimator):
@@ -100,25 +84,25 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         self,
         estimator: Any,
         *,
-        policy: str = "rebase",
+        policy: Policy = "rebase",
         memory_budget: float | str | None = None,
         progress: bool = False,
     ):
         self.estimator = estimator
-        self.policy = policy
+        self.policy: Policy = policy
         self.memory_budget = memory_budget
         self.progress = progress
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Eraser:
         """Learn the curvature: two passes over exactly the data that the estimator was fitted to."""
-        self._check_policy()
-        transformers, tree = tree_of(self.estimator)
-        x, columns, weights = self._read(transformers, tree, X, y, sample_weight)
-        state = self._begin(tree, x, sample_weight is not None)
+        check_policy(self.policy)
+        transformers, composition = decompose(self.estimator)
+        x, columns, weights = self._read(transformers, composition, X, y, sample_weight)
+        sums = self._begin(composition, x, sample_weight is not None)
         with bar("curvature", 2 * x.shape[0], self.progress) as advance:
-            state = finish(take_in(state, tree, x, columns, weights, advance, in_place=True), tree)
-            state = look_again(state, x, advance)
-        self._set(copy.deepcopy(self.estimator), state)
+            sums = finish(take_in(sums, composition, x, columns, weights, advance, in_place=True), composition)
+            sums = measure_reach(sums, x, advance)
+        self._set(copy.deepcopy(self.estimator), sums)
         self.in_parts_ = False
         return self
 
@@ -127,21 +111,21 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
 
         As after `fit`, but for a wider `distance_bound_`: its constants need a second look at the samples.
         """
-        self._check_policy()
-        if hasattr(self, "state_") and self.state_.erased:
+        check_policy(self.policy)
+        if hasattr(self, "sums_") and self.sums_.erased:
             raise InvalidSetting("Samples were erased already, so more of the training data cannot be taken in.")
-        transformers, tree = tree_of(self.estimator)
-        x, columns, weights = self._read(transformers, tree, X, y, sample_weight)
-        state = getattr(self, "state_", None)
-        if state is None or not self.in_parts_:
-            state = self._begin(tree, x, sample_weight is not None)
-        elif mark_of(tree) != self.mark_:
+        transformers, composition = decompose(self.estimator)
+        x, columns, weights = self._read(transformers, composition, X, y, sample_weight)
+        sums = getattr(self, "sums_", None)
+        if sums is None or not self.in_parts_:
+            sums = self._begin(composition, x, sample_weight is not None)
+        elif digest_linear_models(composition) != self.model_digest_:
             raise ModelMismatch("The estimator was changed since the first part of the data was taken in.")
-        elif state.weighted != (sample_weight is not None):
+        elif sums.weighted != (sample_weight is not None):
             raise InvalidData("sample_weight must be given with every part of the data, or with none.")
         with bar("curvature", x.shape[0], self.progress) as advance:
-            state = take_in(state, tree, x, columns, weights, advance, in_place=False)
-        self._set(copy.deepcopy(self.estimator), state)
+            sums = take_in(sums, composition, x, columns, weights, advance, in_place=False)
+        self._set(copy.deepcopy(self.estimator), sums)
         self.in_parts_ = True
         return self
 
@@ -153,38 +137,41 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
             Nothing is changed then, nor by any other error.
         """
         started = time.perf_counter()
-        state = self._finished_state()
-        transformers, tree = self._current_tree()
-        x, columns, weights = self._read(transformers, tree, X, y, sample_weight)
-        check_weighted(state, sample_weight)
+        sums = self._finished_sums()
+        transformers, composition = self._current_composition()
+        x, columns, weights = self._read(transformers, composition, X, y, sample_weight)
+        check_weighted(sums, sample_weight)
         after = [
-            tally - leaf.tally(codes, weights)
-            for tally, leaf, codes in zip(state.tallies, tree.leaves, columns, strict=True)
+            before - adapter.count_classes(codes, weights)
+            for before, adapter, codes in zip(sums.class_counts, composition.adapters, columns, strict=True)
         ]
-        check_counts(tree, state, after, len(weights))
-        if state.correction > TOO_FAR:
-            raise Refused(self._outcome_refused(state, len(weights), TOO_FAR_AWAY.format(state.correction)))
-        design = state.frame.design(x)
-        if why := too_long(state, design):
-            raise Refused(self._outcome_refused(state, len(weights), why))
+        check_counts(composition, sums, after, len(weights))
+        if sums.correction > TOO_FAR:
+            raise Refused(refuse_request(self.policy, sums, len(weights), TOO_FAR_AWAY.format(sums.correction)))
+        design = sums.coordinates.design(x)
+        if why := too_long(sums, design):
+            raise Refused(refuse_request(self.policy, sums, len(weights), why))
         try:
-            new, inner, leverage, lost = self._erase(state, tree, design, columns, weights, after)
+            new, inner, leverage, lost = self._erase(sums, composition, design, columns, weights, after)
         except (NotPositiveDefinite, PrecisionLost) as error:
-            raise Refused(self._refusal(state, len(weights), str(error))) from error
+            raise Refused(refuse_step(self.policy, sums, len(weights), str(error))) from error
         whole = _whole(self.estimator_, inner)
-        moved = _distance(state, new)
-        if (
-            moved is not None
-            and not new.exact
-            and moved > TOO_FAR * (size := float(np.linalg.norm(state.parameters())))
-        ):
-            raise Refused(self._outcome_refused(state, len(weights), TOO_LONG.format(moved / max(size, 1e-300))))
-        (due, before), distance_bound = self._due(state, new, moved), new.distance + lost
-        outcome = self._outcome(
-            state, new, moved, distance_bound, max(distance_bound - before, 0.0), due, transformers is not None
+        moved = distance_between(sums, new)
+        if moved is not None and not new.exact and moved > TOO_FAR * (size := float(np.linalg.norm(sums.parameters()))):
+            raise Refused(refuse_request(self.policy, sums, len(weights), TOO_LONG.format(moved / max(size, 1e-300))))
+        (due, before), distance_bound = change_due(self.policy, sums, new, moved), new.distance + lost
+        outcome = assess_step(
+            self.policy,
+            sums,
+            new,
+            moved,
+            distance_bound,
+            max(distance_bound - before, 0.0),
+            due,
+            transformers is not None,
         )
         if moved is not None:
-            losses = mean_losses(state, new, tree, design, columns, weights)
+            losses = mean_losses(sums, new, composition, design, columns, weights)
             outcome = replace(outcome, loss_before=losses[0], loss_after=losses[1])
         outcome = replace(outcome, leverage_max=leverage, seconds=time.perf_counter() - started)
         self._set(whole, new, outcome)
@@ -206,33 +193,39 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         """
         if not isinstance(steps, int) or steps < 1:
             raise InvalidSetting(f"steps must be a whole number from 1 on, not {steps!r}.")
-        state = self._finished_state()
-        transformers, tree = self._current_tree()
-        x, columns, weights = self._read(transformers, tree, X, y, sample_weight)
-        check_weighted(state, sample_weight)
-        for leaf, tally, codes in zip(tree.leaves, state.tallies, columns, strict=True):
-            if not np.array_equal(leaf.tally(codes, weights).counts, tally.counts):
+        sums = self._finished_sums()
+        transformers, composition = self._current_composition()
+        x, columns, weights = self._read(transformers, composition, X, y, sample_weight)
+        check_weighted(sums, sample_weight)
+        for adapter, class_counts, codes in zip(composition.adapters, sums.class_counts, columns, strict=True):
+            if not np.array_equal(adapter.count_classes(codes, weights).counts, class_counts.counts):
                 raise InvalidData(
-                    f"These are {x.shape[0]} samples, and {state.samples} remain, in other classes perhaps: give "
+                    f"These are {x.shape[0]} samples, and {sums.samples} remain, in other classes perhaps: give "
                     "exactly the training data without what was erased."
                 )
         with bar("refining", (steps + 1 + 2 * curvature) * x.shape[0], self.progress) as advance:
-            new = refined(state, tree, x, columns, weights, steps, advance, curvature=curvature)
+            new = refined(sums, composition, x, columns, weights, steps, advance, curvature=curvature)
         written = [
-            leaf.write(heads, new.frame, tally)
-            for leaf, heads, tally in zip(tree.leaves, new.heads, new.tallies, strict=True)
+            adapter.write(quadratics, new.coordinates, class_counts)
+            for adapter, quadratics, class_counts in zip(
+                composition.adapters, new.quadratics, new.class_counts, strict=True
+            )
         ]
-        inner = tree.write([estimator for estimator, _ in written], new.tallies)
+        inner = composition.write([estimator for estimator, _ in written], new.class_counts)
         whole = _whole(self.estimator_, inner)
         lost = math.hypot(*(lost for _, lost in written))
-        self._set(whole, new, self._refined_outcome(state, new, lost, transformers is not None))
+        self._set(
+            whole,
+            new,
+            assess_refined(self.policy, getattr(self, "outcome_", None), sums, new, lost, transformers is not None),
+        )
         return copy.deepcopy(whole)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """The sums, the curvature and the policy as a folder of safetensors; no pickle. The model is not in it."""
-        from ssse.sklearn.store import Stored, save
+        from ssse.sklearn.store import StoredEraser, save
 
-        stored = Stored(self._fitted(), self.policy, self.in_parts_, self.distance_bound_, self.leverage_)
+        stored = StoredEraser(self._fitted(), self.policy, self.in_parts_, self.distance_bound_, self.leverage_)
         save(folder, self.estimator_, stored)
 
     @classmethod
@@ -242,124 +235,63 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
 
         stored = load(folder, estimator, verify)
         eraser = cls(estimator, policy=stored.policy)
-        eraser._set(estimator, stored.state)
+        eraser._set(estimator, stored.sums)
         eraser.in_parts_ = stored.in_parts
         eraser.distance_bound_, eraser.leverage_ = stored.distance_bound, stored.leverage
         return eraser
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "state_")
+        return hasattr(self, "sums_")
 
     def _erase(
-        self, state: State, tree: Tree, design: np.ndarray, columns: list[np.ndarray], weights: np.ndarray,
-        after: list[Tally],
-    ) -> tuple[State, Any, float, float]:  # fmt: skip
-        """The new state, the new estimator, the largest leverage, and the distance that the estimator's dtype costs."""
-        staying = tree.staying(after)
-        heads, tallies, estimators, leverage, lost = [], [], [], 0.0, 0.0
-        dropped = state.dropped
-        for i, leaf in enumerate(tree.leaves):
+        self,
+        sums: TrainingSums,
+        composition: Composition,
+        design: np.ndarray,
+        columns: list[np.ndarray],
+        weights: np.ndarray,
+        after: list[ClassCounts],
+    ) -> tuple[TrainingSums, Any, float, float]:
+        """The new sums, the new estimator, the largest leverage, and the distance that the estimator's dtype costs."""
+        staying = composition.staying(after)
+        quadratics, class_counts, estimators, leverage, lost = [], [], [], 0.0, 0.0
+        dropped = sums.dropped
+        for i, adapter in enumerate(composition.adapters):
             if not staying[i]:
                 estimators.append(None)
                 continue
-            request = Removal(design, columns[i], weights, after[i], state.frame, self.policy == "joint")
-            found = leaf.erase(state.heads[i], request)
-            heads.append(tuple(head for head, _ in found))
-            leverage = max([leverage, *(one for _, one in found)])
-            estimator, rounding = leaf.write(heads[-1], state.frame, after[i])
+            request = ErasureRequest(design, columns[i], weights, after[i], sums.coordinates, self.policy == "joint")
+            erased = adapter.erase(sums.quadratics[i], request)
+            quadratics.append(tuple(quadratic for quadratic, _ in erased))
+            leverage = max([leverage, *(one for _, one in erased)])
+            estimator, rounding = adapter.write(quadratics[-1], sums.coordinates, after[i])
             estimators.append(estimator)
             lost = math.hypot(lost, rounding)
-            tallies.append(after[i][after[i].present] if tree.classifies else after[i])
-            dropped = dropped or any(not head.bound.known and head.loss.bounded for head in heads[-1])
-        new = replace(
-            state, tallies=tuple(tallies), heads=tuple(heads), erased=state.erased + len(weights), dropped=dropped
-        )
-        return new, tree.write(estimators, after), leverage, lost
-
-    def _outcome(
-        self,
-        old: State,
-        new: State,
-        moved: float | None,
-        distance_bound: float,
-        unproved: float,
-        due: float,
-        pipeline: bool,
-    ) -> Outcome:
-        """`due`: by how much the samples had to move the model; `unproved`: how much of that is not proved."""
-        size = float(np.linalg.norm(old.parameters()))
-        reasons = reasons_for_caution(
-            bounded=new.bounded, unproved=unproved, due=due, size=size, correction=new.correction, dropped=new.dropped
-        )
-        return Outcome(
-            notes=notes_on(self.policy, exact=new.exact, pipeline=pipeline),
-            k=old.samples - new.samples,
-            n=old.samples,
-            erased=old.erased,
-            policy=self.policy,
-            exact=new.exact,
-            distance_bound=distance_bound,
-            gradient_bound=new.gradient,
-            due=due,
-            step_norm=moved,
-            relative_step=None if moved is None else moved / max(size, 1e-300),
-            correction=new.correction,
-        ).judged(reasons)
-
-    def _due(self, old: State, new: State, moved: float | None) -> tuple[float, float]:
-        """By how much the samples had to move the model, at least, and what was unproved of it before.
-
-        A step also goes where the solver had not yet gone; that is not the samples' part. From "joint" on, all
-        requests since the fit are one.
-        """
-        if moved is None:
-            return 0.0, 0.0
-        if self.policy == "joint":
-            return max(0.0, float(np.linalg.norm(new.parameters() - new.parameters(anchor=True))) - new.shift), 0.0
-        first = old.erased == 0 or old.known_gradient
-        return max(0.0, moved - old.shift * first), 0.0 if first else old.distance
-
-    def _refined_outcome(self, old: State, new: State, lost: float, pipeline: bool) -> Outcome:
-        """The last request's, as it stands now."""
-        moved, known = _distance(old, new), getattr(self, "outcome_", None)
-        due = (moved or 0.0) if known is None else known.due or 0.0
-        distance_bound = new.distance + lost
-        now = self._outcome(old, new, moved, distance_bound, distance_bound, due, pipeline)
-        now = replace(now, notes=(*now.notes, f"Refined with the {new.samples} samples that remain."))
-        if known is None:
-            return now
-        same = {name: getattr(known, name) for name in SAME_AFTER_REFINING}
-        return replace(now, **same)
-
-    def _refusal(self, state: State, k: int, why: str) -> Outcome:
-        reason = f"Without these samples the step cannot be taken: {why}. "
-        if state.erased and self.policy == "rebase" and not state.exact:
-            reason += (
-                "The model has moved since its curvature was taken, and its samples with it: fit the eraser again on "
-                'what remains, refine, or use policy="joint". If it is not that, they '
+            class_counts.append(after[i][after[i].present] if composition.classifies else after[i])
+            dropped = dropped or any(
+                not quadratic.bound.known and quadratic.loss.bounded for quadratic in quadratics[-1]
             )
-        else:
-            reason += "They "
-        reason += (
-            "were not in the training data in this form, are erased already, or the rest does not determine a model."
+        new = replace(
+            sums,
+            class_counts=tuple(class_counts),
+            quadratics=tuple(quadratics),
+            erased=sums.erased + len(weights),
+            dropped=dropped,
         )
-        return self._outcome_refused(state, k, reason)
+        return new, composition.write(estimators, after), leverage, lost
 
-    def _outcome_refused(self, state: State, k: int, reason: str) -> Outcome:
-        return Outcome(k=k, n=state.samples, erased=state.erased, policy=self.policy).refused(reason)
-
-    def _current_tree(self) -> tuple[Pipeline | None, Tree]:
+    def _current_composition(self) -> tuple[Pipeline | None, Composition]:
         """Of `estimator_`, which must be as the last request left it: its sums are of that."""
-        transformers, tree = tree_of(self.estimator_)
-        if mark_of(tree) != self.mark_:
+        transformers, composition = decompose(self.estimator_)
+        if digest_linear_models(composition) != self.model_digest_:
             raise ModelMismatch(
                 "The estimator was changed since its sums were taken: settings of the objective, classes and "
                 "coefficients must stay as they were. Fit the eraser again."
             )
-        return transformers, tree
+        return transformers, composition
 
     def _read(
-        self, transformers: Pipeline | None, tree: Tree, X: Any, y: Any, sample_weight: Any
+        self, transformers: Pipeline | None, composition: Composition, X: Any, y: Any, sample_weight: Any
     ) -> tuple[Any, list[np.ndarray], np.ndarray]:
         if transformers is None and getattr(X, "ndim", 2) == 1 and not sparse.issparse(X):  # texts come as a list
             raise InvalidData("X must be a table, one row for each sample: X[[5]], table.loc[[5]], not X[5].")
@@ -368,51 +300,43 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
                 X = transformers.transform(X)
             except (ValueError, TypeError) as error:
                 raise InvalidData(f"X: {error}") from error
-        x = tree.inputs(X)
+        x = composition.inputs(X)
         if y is None:
             raise InvalidData("y is needed: which labels the samples had is part of what is forgotten.")
-        columns = tree.columns(y)
+        columns = composition.columns(y)
         for codes in columns:
             if len(codes) != x.shape[0]:
                 raise InvalidData(f"X has {x.shape[0]} samples and y {len(codes)}.")
         return x, columns, sample_weights(sample_weight, x.shape[0])
 
-    def _begin(self, tree: Tree, x: Any, weighted: bool) -> State:
-        frame = Frame.choose(x, intercept=tree.intercept, movable=tree.movable)
-        check_memory([size for leaf in tree.leaves for size in leaf.sizes(frame.width)], self.memory_budget)
-        return State.empty(tree, frame, weighted)
+    def _begin(self, composition: Composition, x: Any, weighted: bool) -> TrainingSums:
+        coordinates = Coordinates.choose(x, intercept=composition.intercept, shiftable=composition.shiftable)
+        check_memory(
+            [size for adapter in composition.adapters for size in adapter.sizes(coordinates.width)], self.memory_budget
+        )
+        return TrainingSums.empty(composition, coordinates, weighted)
 
-    def _fitted(self) -> State:
-        if not hasattr(self, "state_"):
+    def _fitted(self) -> TrainingSums:
+        if not hasattr(self, "sums_"):
             raise NotFittedError("This Eraser is not fitted: call fit with the training data first.")
-        return self.state_
+        return self.sums_
 
-    def _finished_state(self) -> State:
+    def _finished_sums(self) -> TrainingSums:
         self._fitted()
-        self._check_policy()
-        if not self.state_.finished:
-            self._set(self.estimator_, finish(self.state_, tree_of(self.estimator_)[1]))
-        return self.state_
+        check_policy(self.policy)
+        if not self.sums_.finished:
+            self._set(self.estimator_, finish(self.sums_, decompose(self.estimator_)[1]))
+        return self.sums_
 
-    def _check_policy(self) -> None:
-        if self.policy not in POLICIES:
-            raise InvalidSetting(f"policy must be one of {', '.join(POLICIES)}, not {self.policy!r}.")
-
-    def _set(self, estimator: Any, state: State, outcome: Outcome | None = None) -> None:
-        self.estimator_, self.state_, self.mark_ = estimator, state, mark_of(tree_of(estimator)[1])
+    def _set(self, estimator: Any, sums: TrainingSums, outcome: Outcome | None = None) -> None:
+        self.estimator_, self.sums_, self.model_digest_ = estimator, sums, digest_linear_models(decompose(estimator)[1])
         if outcome is not None:
             self.outcome_ = outcome
         else:
             self.__dict__.pop("outcome_", None)
-        self.n_erased_ = state.erased
-        self.distance_bound_ = state.distance if outcome is None else outcome.distance_bound
+        self.n_erased_ = sums.erased
+        self.distance_bound_ = sums.distance if outcome is None else outcome.distance_bound
         self.leverage_ = 0.0 if outcome is None else outcome.leverage_max
-
-
-def _distance(old: State, new: State) -> float | None:
-    """Between their parameters; None where a class has gone, and parameters with it."""
-    before, after = old.parameters(), new.parameters()
-    return float(np.linalg.norm(after - before)) if before.shape == after.shape else None
 
 
 def _whole(old: Any, last: Any) -> Any:

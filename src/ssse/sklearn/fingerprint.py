@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
-from ssse.sklearn.adapters import Leaf
-from ssse.sklearn.composition import Tree, tree_of
+from ssse.sklearn.adapters import Adapter
+from ssse.sklearn.composition import Composition, decompose
+from ssse.system.digests import digest_parts
 
 OBJECTIVE = (
     "C", "alpha", "penalty", "l1_ratio", "fit_intercept", "intercept_scaling", "class_weight", "loss", "positive",
@@ -19,47 +21,46 @@ OBJECTIVE = (
 
 def fingerprint(estimator: Any) -> str:
     """Which model: its classes, its objective, and its coefficients to the last bit."""
-    hasher = hashlib.sha256()
-    transformers, tree = tree_of(estimator)
-    _take_in(hasher, [type(tree.estimator).__name__, getattr(tree.estimator, "classes_", None)])
-    _take_in(hasher, [] if transformers is None else [step for _, step in transformers.steps])
-    hasher.update(mark_of(tree).encode())
-    return hasher.hexdigest()
+    transformers, composition = decompose(estimator)
+    about = [type(composition.estimator).__name__, getattr(composition.estimator, "classes_", None)]
+    steps = [] if transformers is None else [step for _, step in transformers.steps]
+    return digest_parts(chain(_content_of(about), _content_of(steps), [digest_linear_models(composition)]))
 
 
-def mark_of(tree: Tree) -> str:
+def digest_linear_models(composition: Composition) -> str:
     """Objective, classes and coefficients of the linear models alone: what a request starts from."""
-    hasher = hashlib.sha256()
-    for leaf in tree.leaves:
-        hasher.update(_what(leaf).encode())
+    parts: list[bytes | str] = []
+    for adapter in composition.adapters:
+        parts.append(_objective(adapter))
         for name in ("coef_", "intercept_"):
-            value = np.ascontiguousarray(getattr(leaf.estimator, name))
-            hasher.update(f"{name}{value.dtype}{value.shape}".encode() + value.tobytes())
-    return hasher.hexdigest()
+            value = np.ascontiguousarray(getattr(adapter.estimator, name))
+            parts += [f"{name}{value.dtype}{value.shape}", value.tobytes()]
+    return digest_parts(parts)
 
 
-def _take_in(hasher: Any, thing: Any) -> None:
+def _content_of(thing: Any) -> Iterator[bytes | str]:
     """Numbers and texts, and of an estimator its settings and what it learned: attributes that end in _ alone."""
     if isinstance(thing, np.ndarray) and thing.dtype != object:
-        hasher.update(f"{thing.dtype}{thing.shape}".encode() + np.ascontiguousarray(thing).tobytes())
+        yield f"{thing.dtype}{thing.shape}"
+        yield np.ascontiguousarray(thing).tobytes()
     elif sparse.issparse(thing):
         rows: Any = sparse.csr_array(thing)
-        _take_in(hasher, [rows.shape, rows.data, rows.indices, rows.indptr])
+        yield from _content_of([rows.shape, rows.data, rows.indices, rows.indptr])
     elif isinstance(thing, dict):
-        _take_in(hasher, [part for key in sorted(thing, key=repr) for part in (key, thing[key])])
+        yield from _content_of([part for key in sorted(thing, key=repr) for part in (key, thing[key])])
     elif isinstance(thing, list | tuple | np.ndarray):
-        hasher.update(f"{len(thing)}(".encode())
+        yield f"{len(thing)}("
         for part in thing:
-            _take_in(hasher, part)
+            yield from _content_of(part)
     elif hasattr(thing, "get_params") and not isinstance(thing, type):
         learned = {key: value for key, value in vars(thing).items() if key.endswith("_") and not key.startswith("_")}
-        _take_in(hasher, [type(thing).__name__, thing.get_params(deep=False), learned])
+        yield from _content_of([type(thing).__name__, thing.get_params(deep=False), learned])
     else:
         plain = thing is None or isinstance(thing, str | bytes | bool | int | float | np.generic)
-        hasher.update((repr(thing) if plain else type(thing).__name__).encode() + b";")
+        yield (repr(thing) if plain else type(thing).__name__) + ";"
 
 
-def _what(leaf: Leaf) -> str:
-    settings = {name: repr(getattr(leaf.estimator, name, None)) for name in OBJECTIVE}
-    classes = [repr(one) for one in getattr(leaf.estimator, "classes_", np.zeros(0)).tolist()]
-    return f"{leaf.name}{settings}{classes}"
+def _objective(adapter: Adapter) -> str:
+    settings = {name: repr(getattr(adapter.estimator, name, None)) for name in OBJECTIVE}
+    classes = [repr(one) for one in getattr(adapter.estimator, "classes_", np.zeros(0)).tolist()]
+    return f"{adapter.name}{settings}{classes}"

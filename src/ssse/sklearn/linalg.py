@@ -54,14 +54,14 @@ def downdate(inverse: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, float]:
         return inverse, 0.0
     half = rows @ inverse
     values, vectors = np.linalg.eigh(half @ rows.T)
-    top = float(values[-1])
-    if not top < 1:
-        return inverse, top
+    largest = float(values[-1])
+    if not largest < 1:
+        return inverse, largest
     turned = (vectors / np.sqrt(1 - values)).T @ half
-    return plus_squares(inverse, turned), max(top, 0.0)
+    return plus_squares(inverse, turned), max(largest, 0.0)
 
 
-def top(symmetric: np.ndarray) -> float:
+def largest_eigenvalue(symmetric: np.ndarray) -> float:
     """The largest eigenvalue, 0 at least."""
     size = len(symmetric)
     if not size:
@@ -69,7 +69,7 @@ def top(symmetric: np.ndarray) -> float:
     return max(0.0, float(eigh(symmetric, eigvals_only=True, subset_by_index=[size - 1, size - 1])[0]))
 
 
-def top_pencil(a: np.ndarray, b: np.ndarray, inverse: np.ndarray) -> float:
+def largest_generalized_eigenvalue(a: np.ndarray, b: np.ndarray, inverse: np.ndarray) -> float:
     """λmax(b⁻¹ a), not below it: by Lanczos, which may stop short, checked by Cholesky; else by all eigenvalues."""
     size = len(a)
     if not a.any():
@@ -77,10 +77,10 @@ def top_pencil(a: np.ndarray, b: np.ndarray, inverse: np.ndarray) -> float:
     if size > SMALL:
         start = np.random.default_rng(0).normal(size=size)  # fixed: the same request must give the same numbers
         with suppress(ArpackError):
-            found = float(eigsh(a, 1, b, v0=start, Minv=inverse, return_eigenvectors=False)[0]) * (1 + 1e-9) + 1e-13
+            largest = float(eigsh(a, 1, b, v0=start, Minv=inverse, return_eigenvectors=False)[0]) * (1 + 1e-9) + 1e-13
             (potrf,) = get_lapack_funcs(("potrf",), (a,))
-            if potrf(found * b - a, lower=1)[1] == 0:
-                return found
+            if potrf(largest * b - a, lower=1)[1] == 0:
+                return largest
     return max(0.0, float(eigh(a, b, eigvals_only=True, subset_by_index=[size - 1, size - 1])[0]))
 
 

@@ -150,9 +150,9 @@ class Softmax(Loss):
         return logsumexp(z, axis=1) - z[np.arange(len(z)), y]
 
     def residuals(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
-        found = softmax(z, axis=1)
-        found[np.arange(len(z)), y] -= 1
-        return found
+        residuals = softmax(z, axis=1)
+        residuals[np.arange(len(z)), y] -= 1
+        return residuals
 
     def curvatures(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
         return softmax(z, axis=1)

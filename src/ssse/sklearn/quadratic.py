@@ -2,7 +2,7 @@
 
     L(θ) = Σ_g w_g Σ_{i∈g} sᵢ ℓᵢ(θ) + ½ θᵀ diag(ridge) θ
 
-Samples lie in groups where class weights depend on how many there are of each class, for these change with every
+Samples lie in groups where class weights depend on how many there are of each class, since these change with every
 request; else there is one group. What is held is the sum of slopes and of curvatures of every group, no samples.
 """
 
@@ -16,15 +16,15 @@ import numpy as np
 
 from ssse.errors import NotPositiveDefinite
 from ssse.sklearn.bound import Bound, coarse
-from ssse.sklearn.coordinates import Frame, power_of_two
+from ssse.sklearn.coordinates import Coordinates, power_of_two
 from ssse.sklearn.linalg import (
     downdate,
     invert,
+    largest_eigenvalue,
+    largest_generalized_eigenvalue,
     length,
-    plus_squares,
-    top,
-    top_pencil,
 )
+from ssse.sklearn.loss_sums import Labels, LossSums
 from ssse.sklearn.losses import Logistic, Loss, Softmax
 
 DIRECT = 1.0  # rows over parameters, from which on a new factor is cheaper than changing the inverse
@@ -34,56 +34,8 @@ PLACES = 4  # last places that a sum may be off
 
 
 @dataclass(frozen=True)
-class Labels:
-    """What one head is told of some samples: values as its loss takes them, weights sᵢ, and groups."""
-
-    values: np.ndarray
-    weights: np.ndarray
-    groups: np.ndarray | None = None
-
-    def of(self, group: int) -> slice | np.ndarray:
-        return slice(None) if self.groups is None else np.flatnonzero(self.groups == group)
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Of each group: slopes (size, columns), curvatures (size, size); or, of few samples, rows whose squares those are.
-
-    `largest`: max ‖x̃ᵢ‖² of all samples. `energy`: Σ sᵢ‖∂ℓᵢ/∂z‖² of all there ever were.
-    """
-
-    slopes: tuple[np.ndarray, ...]
-    grams: tuple[np.ndarray, ...] = ()
-    rows: tuple[np.ndarray, ...] = ()
-    largest: float = 0.0
-    energy: float = 0.0
-
-    def __add__(self, other: Sums) -> Sums:
-        return Sums(
-            tuple(mine + theirs for mine, theirs in zip(self.slopes, other.slopes, strict=True)),
-            tuple(mine + theirs for mine, theirs in zip(self.grams, other.grams, strict=True)),
-            largest=max(self.largest, other.largest),
-            energy=self.energy + other.energy,
-        )
-
-    def take_in(self, other: Sums) -> Sums:
-        """The same in place, for sums that nobody else holds."""
-        for mine, theirs in zip((*self.slopes, *self.grams), (*other.slopes, *other.grams), strict=True):
-            mine += theirs
-        return replace(self, largest=max(self.largest, other.largest), energy=self.energy + other.energy)
-
-    def __sub__(self, other: Sums) -> Sums:
-        if other.grams:
-            grams = tuple(mine - theirs for mine, theirs in zip(self.grams, other.grams, strict=True))
-        else:
-            grams = tuple(plus_squares(mine, rows, -1.0) for mine, rows in zip(self.grams, other.rows, strict=True))
-        slopes = tuple(mine - theirs for mine, theirs in zip(self.slopes, other.slopes, strict=True))
-        return Sums(slopes, grams, largest=self.largest, energy=self.energy)
-
-
-@dataclass(frozen=True)
-class Head:
-    """One loss with its parameters.
+class Quadratic:
+    """One linear model: its loss with its parameters, to second order around its anchor.
 
     Attributes:
         theta: where the model is, shape (size, columns). anchor: where slopes and curvatures are taken.
@@ -97,7 +49,7 @@ class Head:
     theta: np.ndarray
     anchor: np.ndarray
     ridge: np.ndarray
-    sums: Sums
+    loss_sums: LossSums
     per_sample: bool = False
     weights: tuple[float, ...] = (1.0,)
     samples: int = 0
@@ -106,28 +58,32 @@ class Head:
     bound: Bound = field(default_factory=Bound)
 
     @classmethod
-    def empty(cls, loss: Loss, theta: np.ndarray, ridge: np.ndarray, groups: int = 1, per_sample: bool = False) -> Head:
+    def empty(
+        cls, loss: Loss, theta: np.ndarray, ridge: np.ndarray, groups: int = 1, per_sample: bool = False
+    ) -> Quadratic:
         """`theta`: (width, columns); `ridge`: (width,)."""
         size = loss.size(len(theta))
         flat = loss.flat(theta)
-        sums = Sums(
+        loss_sums = LossSums(
             tuple(np.zeros_like(flat) for _ in range(groups)), tuple(np.zeros((size, size)) for _ in range(groups))
         )
-        return cls(loss, flat, flat, np.repeat(ridge, size // len(ridge)), sums, per_sample)
+        return cls(loss, flat, flat, np.repeat(ridge, size // len(ridge)), loss_sums, per_sample)
 
-    def emptied(self) -> Head:
+    def emptied(self) -> Quadratic:
         """Where it is, and without any samples yet."""
-        slopes, grams = (tuple(np.zeros_like(part) for part in parts) for parts in (self.sums.slopes, self.sums.grams))
-        return replace(self, anchor=self.theta, sums=Sums(slopes, grams), inverse=None, bound=Bound())
+        slopes, grams = (
+            tuple(np.zeros_like(part) for part in parts) for parts in (self.loss_sums.slopes, self.loss_sums.grams)
+        )
+        return replace(self, anchor=self.theta, loss_sums=LossSums(slopes, grams), inverse=None, bound=Bound())
 
     @property
     def groups(self) -> int:
-        return len(self.sums.slopes)
+        return len(self.loss_sums.slopes)
 
     def scores(self, design: np.ndarray, at: np.ndarray) -> np.ndarray:
         return design @ self.loss.wide(at, design.shape[1])
 
-    def measure(self, design: np.ndarray, labels: Labels, few: bool = False) -> Sums:
+    def measure(self, design: np.ndarray, labels: Labels, few: bool = False) -> LossSums:
         """The sums of some samples, at the anchor; `few`: as rows."""
         z = self.scores(design, self.anchor)
         slopes, grams, rows, energy = [], [], [], 0.0
@@ -143,7 +99,7 @@ class Head:
             else:
                 grams.append(self.loss.gram(x, curvatures, s))
         largest = coarse(float(np.einsum("ij,ij->i", design, design).max(initial=0.0)))
-        return Sums(tuple(slopes), tuple(grams), tuple(rows), largest, energy)
+        return LossSums(tuple(slopes), tuple(grams), tuple(rows), largest, energy)
 
     def slopes_at(self, design: np.ndarray, labels: Labels) -> list[np.ndarray]:
         """Of each group, where the model is."""
@@ -151,16 +107,16 @@ class Head:
         parts = [labels.of(group) for group in range(self.groups)]
         return [self.loss.slope(design[mine], residuals[mine], labels.weights[mine]) for mine in parts]
 
-    def anchored(self, slopes: tuple[np.ndarray, ...]) -> Head:
+    def anchored(self, slopes: tuple[np.ndarray, ...]) -> Quadratic:
         """Where the model is, with slopes that were measured there; the curvature is still that of the old anchor."""
-        head = replace(self, anchor=self.theta, sums=replace(self.sums, slopes=slopes))
-        gradient = head.gradient()
-        left = length(gradient, head.solve(gradient)) + _rounding(head, head.theta)
-        return replace(head, bound=replace(self.bound, residual=0.0, moved=self.bound.away, left=left))
+        quadratic = replace(self, anchor=self.theta, loss_sums=replace(self.loss_sums, slopes=slopes))
+        gradient = quadratic.gradient()
+        left = length(gradient, quadratic.solve(gradient)) + _rounding(quadratic, quadratic.theta)
+        return replace(quadratic, bound=replace(self.bound, residual=0.0, moved=self.bound.away, left=left))
 
-    def stepped(self, frame: Frame) -> Head:
+    def stepped(self, coordinates: Coordinates) -> Quadratic:
         """One more step from the anchor, by a gradient that is known there."""
-        return self._settled(frame, joint=False)
+        return self._settled(coordinates, joint=False)
 
     def solve(self, v: np.ndarray) -> np.ndarray:
         """M⁻¹v."""
@@ -185,43 +141,45 @@ class Head:
     def times(self, v: np.ndarray, penalised: bool = True) -> np.ndarray:
         """M v, or that of the samples alone, without forming M."""
         out = self.penalty(self.samples)[:, None] * v if penalised else np.zeros_like(v)
-        for weight, gram in zip(self.weights, self.sums.grams, strict=True):
+        for weight, gram in zip(self.weights, self.loss_sums.grams, strict=True):
             out += weight * (gram @ v)
         return out
 
     def gradient(self) -> np.ndarray:
         """∇L at the anchor, as far as it is known."""
         out = self.penalty(self.samples)[:, None] * self.anchor
-        for weight, slope in zip(self.weights, self.sums.slopes, strict=True):
+        for weight, slope in zip(self.weights, self.loss_sums.slopes, strict=True):
             out = out + weight * slope
         return out
 
-    def finished(self, frame: Frame, weights: Sequence[float], samples: int) -> Head:
+    def finished(self, coordinates: Coordinates, weights: Sequence[float], samples: int) -> Quadratic:
         """With M factorised, after the last sample came in."""
-        head = replace(self, weights=tuple(weights), samples=samples)
-        matrix = head.matrix()
+        quadratic = replace(self, weights=tuple(weights), samples=samples)
+        matrix = quadratic.matrix()
         inverse = invert(matrix)
-        bound = Bound.at_fit(head.loss, frame, matrix, inverse, head.sums.largest, None)
-        sums = replace(head.sums, energy=coarse(head.sums.energy))
-        head = replace(head, sums=sums, inverse=inverse, peak=power_of_two(np.diagonal(matrix), above=True))
-        gradient = head.gradient()
-        left = length(gradient, inverse @ gradient) + _rounding(head, head.theta)
-        return replace(head, bound=replace(bound, left=left))
+        bound = Bound.at_fit(quadratic.loss, coordinates, matrix, inverse, quadratic.loss_sums.largest, None)
+        loss_sums = replace(quadratic.loss_sums, energy=coarse(quadratic.loss_sums.energy))
+        quadratic = replace(
+            quadratic, loss_sums=loss_sums, inverse=inverse, peak=power_of_two(np.diagonal(matrix), above=True)
+        )
+        gradient = quadratic.gradient()
+        left = length(gradient, inverse @ gradient) + _rounding(quadratic, quadratic.theta)
+        return replace(quadratic, bound=replace(bound, left=left))
 
-    def reaching(self, squared: float) -> Head:
+    def reaching(self, squared: float) -> Quadratic:
         """With the exact reach of a step, for which the samples were looked at a second time."""
         return replace(self, bound=replace(self.bound, reach=min(self.bound.reach, math.sqrt(coarse(squared)))))
 
     def without(
-        self, taken: Sums, frame: Frame, weights: Sequence[float], samples: int, *, joint: bool
-    ) -> tuple[Head, float]:
+        self, taken: LossSums, coordinates: Coordinates, weights: Sequence[float], samples: int, *, joint: bool
+    ) -> tuple[Quadratic, float]:
         """At the minimum of the quadratic model over what stays; and the largest leverage of what went.
 
         Raises:
             NotPositiveDefinite: what went carries more curvature than all there was.
         """
         assert self.inverse is not None
-        after = replace(self, sums=self.sums - taken, weights=tuple(weights), samples=samples)
+        after = replace(self, loss_sums=self.loss_sums - taken, weights=tuple(weights), samples=samples)
         same = after.weights == self.weights and not self.per_sample
         rows = self._weighted(taken.rows) if taken.rows else None
         if same and rows is not None:
@@ -239,18 +197,25 @@ class Head:
         peak = None if self.peak is None else self.peak * max(heavier, 1.0)
         after = replace(after, inverse=inverse, bound=bound, peak=peak)
         after._check_curvature(self._data(), inverse if rows is None else rows @ inverse)
-        return after._settled(frame, joint), leverage
+        return after._settled(coordinates, joint), leverage
 
     def without_classes(
-        self, taken: Sums, stays: np.ndarray, frame: Frame, weights: Sequence[float], samples: int, *, joint: bool
-    ) -> tuple[Head, float]:
+        self,
+        taken: LossSums,
+        stays: np.ndarray,
+        coordinates: Coordinates,
+        weights: Sequence[float],
+        samples: int,
+        *,
+        joint: bool,
+    ) -> tuple[Quadratic, float]:
         """The same where classes have no samples left; `stays`: the places of the others."""
         leverage = self._leverage(taken)
         _check_leverage(leverage)
-        after = narrowed(replace(self, sums=self.sums - taken), stays, frame.intercept)
+        after = narrowed(replace(self, loss_sums=self.loss_sums - taken), stays, coordinates.intercept)
         after = replace(after, weights=tuple(weights), samples=samples)
         after = replace(after, inverse=invert(after.matrix()))
-        return after._settled(frame, joint), leverage
+        return after._settled(coordinates, joint), leverage
 
     def _check_curvature(self, before: np.ndarray, directions: np.ndarray) -> None:
         """What stays must have no negative curvature, which the penalty would hide: along every feature and these.
@@ -263,37 +228,37 @@ class Head:
         diagonal = np.abs(np.diag(before)) if self.peak is None else self.peak
         data, penalty = self._data(), self.penalty(self.samples)
         squares = directions**2
-        found = np.append(np.diag(data), np.einsum("ij,ij->i", directions @ data, directions))
+        curvatures = np.append(np.diag(data), np.einsum("ij,ij->i", directions @ data, directions))
         rounding = ROUNDING * np.append(diagonal, squares @ diagonal)
-        whole = np.abs(found + np.append(penalty, squares @ penalty))
-        if np.any(found < -rounding - self.bound.drift * whole):
+        whole = np.abs(curvatures + np.append(penalty, squares @ penalty))
+        if np.any(curvatures < -rounding - self.bound.drift * whole):
             raise NotPositiveDefinite("what stays would have negative curvature (were they erased before?)")
 
     def _data(self) -> np.ndarray:
         """The curvature of the samples, without the penalty."""
         if self.weights == (1.0,):
-            return self.sums.grams[0]
-        out = self.weights[0] * self.sums.grams[0]
-        for weight, gram in zip(self.weights[1:], self.sums.grams[1:], strict=True):
+            return self.loss_sums.grams[0]
+        out = self.weights[0] * self.loss_sums.grams[0]
+        for weight, gram in zip(self.weights[1:], self.loss_sums.grams[1:], strict=True):
             out = out + weight * gram
         return out
 
-    def only_columns(self, columns: np.ndarray) -> Head:
+    def only_columns(self, columns: np.ndarray) -> Quadratic:
         """Of outputs that share their curvature, some."""
-        slopes = tuple(slope[:, columns] for slope in self.sums.slopes)
-        sums = replace(self.sums, slopes=slopes)
-        return replace(self, theta=self.theta[:, columns], anchor=self.anchor[:, columns], sums=sums)
+        slopes = tuple(slope[:, columns] for slope in self.loss_sums.slopes)
+        loss_sums = replace(self.loss_sums, slopes=slopes)
+        return replace(self, theta=self.theta[:, columns], anchor=self.anchor[:, columns], loss_sums=loss_sums)
 
-    def only_groups(self, groups: np.ndarray) -> Head:
+    def only_groups(self, groups: np.ndarray) -> Quadratic:
         """Without groups that have no samples left."""
-        sums = replace(
-            self.sums,
-            slopes=tuple(self.sums.slopes[g] for g in groups),
-            grams=tuple(self.sums.grams[g] for g in groups),
+        loss_sums = replace(
+            self.loss_sums,
+            slopes=tuple(self.loss_sums.slopes[g] for g in groups),
+            grams=tuple(self.loss_sums.grams[g] for g in groups),
         )
-        return replace(self, sums=sums, weights=tuple(self.weights[g] for g in groups))
+        return replace(self, loss_sums=loss_sums, weights=tuple(self.weights[g] for g in groups))
 
-    def _settled(self, frame: Frame, joint: bool) -> Head:
+    def _settled(self, coordinates: Coordinates, joint: bool) -> Quadratic:
         """After the step u = −M⁻¹∇L from the anchor, corrected once for rounding."""
         assert self.inverse is not None
         gradient = self.gradient()
@@ -304,13 +269,15 @@ class Head:
         left, theta = gradient + curved, self.anchor + step
         rounding = length(left, self.inverse @ left) + _rounding(self, theta)
         lengths = (length(step, curved), length(step, data))
-        bound = self.bound.moved_by(step, *lengths, rounding, frame, self.inverse, joint=joint)
+        bound = self.bound.moved_by(step, *lengths, rounding, coordinates, self.inverse, joint=joint)
         if joint:
             return replace(self, theta=theta, bound=bound)
-        slopes = tuple(slope + gram @ step for slope, gram in zip(self.sums.slopes, self.sums.grams, strict=True))
-        return replace(self, theta=theta, anchor=theta, sums=replace(self.sums, slopes=slopes), bound=bound)
+        slopes = tuple(
+            slope + gram @ step for slope, gram in zip(self.loss_sums.slopes, self.loss_sums.grams, strict=True)
+        )
+        return replace(self, theta=theta, anchor=theta, loss_sums=replace(self.loss_sums, slopes=slopes), bound=bound)
 
-    def _lightest(self, after: Head) -> float:
+    def _lightest(self, after: Quadratic) -> float:
         """By what weights and penalty have shrunk at most: M without what went is at least that much of itself."""
         ratios = [new / old for new, old in zip(after.weights, self.weights, strict=True) if new]
         return min([1.0, *ratios, after.samples / self.samples if self.per_sample else 1.0])
@@ -320,33 +287,33 @@ class Head:
             return rows[0]
         return np.vstack([np.sqrt(weight) * part for weight, part in zip(self.weights, rows, strict=True)])
 
-    def _leverage(self, taken: Sums) -> float:
+    def _leverage(self, taken: LossSums) -> float:
         """The largest eigenvalue of M⁻¹ Σ w_g ∇²ℓ over what goes."""
         assert self.inverse is not None
         if taken.rows:
             rows = self._weighted(taken.rows)
-            return top(rows @ self.inverse @ rows.T)
+            return largest_eigenvalue(rows @ self.inverse @ rows.T)
         gram = self.weights[0] * taken.grams[0]
         for weight, part in zip(self.weights[1:], taken.grams[1:], strict=True):
             gram += weight * part
-        return top_pencil(gram, self.matrix(), self.inverse)
+        return largest_generalized_eigenvalue(gram, self.matrix(), self.inverse)
 
 
-def narrowed(head: Head, stays: np.ndarray, intercept: bool) -> Head:
-    """Of a softmax head whose other classes have no samples left: what it is over the classes that stay.
+def narrowed(quadratic: Quadratic, stays: np.ndarray, intercept: bool) -> Quadratic:
+    """Of a softmax model whose other classes have no samples left: what it is over the classes that stay.
 
     Without class v the probabilities of the others grow to p_j/(1 − p_v) ≈ p_j + p_j p_v, which changes the slope by
     Σ s p_j p_v x̃: that sum is in the curvature, between v's intercept and class j. Second orders of p_v are left out,
     and without an intercept the first order too.
     With two classes left, scikit-learn fits one logistic model of the difference, whose penalty counts twice.
     """
-    loss = head.loss
+    loss = quadratic.loss
     assert isinstance(loss, Softmax)
     old, new = loss.basis, Softmax(len(stays)).basis
     gone = np.setdiff1d(np.arange(loss.classes), stays)
-    width = len(head.theta) // (loss.classes - 1)
+    width = len(quadratic.theta) // (loss.classes - 1)
     slopes, grams = [], []
-    for slope, gram in zip(head.sums.slopes, head.sums.grams, strict=True):
+    for slope, gram in zip(quadratic.loss_sums.slopes, quadratic.loss_sums.grams, strict=True):
         blocks = old @ gram.reshape(width, loss.classes - 1, width, loss.classes - 1).transpose(0, 2, 1, 3) @ old.T
         full = slope.reshape(width, -1) @ old.T
         if intercept:
@@ -356,30 +323,44 @@ def narrowed(head: Head, stays: np.ndarray, intercept: bool) -> Head:
         inner = new.T @ blocks[:, :, stays][:, :, :, stays] @ new
         grams.append(inner.transpose(0, 2, 1, 3).reshape(width * new.shape[1], -1))
     anchor, theta = (
-        (loss.wide(at, width)[:, stays] @ new).reshape(-1, 1) for at in (head.anchor, head.theta)
+        (loss.wide(at, width)[:, stays] @ new).reshape(-1, 1) for at in (quadratic.anchor, quadratic.theta)
     )  # fmt: skip
-    ridge = head.ridge.reshape(width, -1)[:, : new.shape[1]].ravel()
-    kept = [group for group in range(head.groups) if head.groups == 1 or group in set(stays.tolist())]
-    sums = replace(head.sums, slopes=tuple(slopes[g] for g in kept), grams=tuple(grams[g] for g in kept))
-    weights = tuple(head.weights[g] for g in kept)
+    ridge = quadratic.ridge.reshape(width, -1)[:, : new.shape[1]].ravel()
+    kept = [group for group in range(quadratic.groups) if quadratic.groups == 1 or group in set(stays.tolist())]
+    loss_sums = replace(quadratic.loss_sums, slopes=tuple(slopes[g] for g in kept), grams=tuple(grams[g] for g in kept))
+    weights = tuple(quadratic.weights[g] for g in kept)
     narrow = replace(
-        head, loss=Softmax(len(stays)), theta=theta, anchor=anchor, ridge=ridge, sums=sums, weights=weights,
-        inverse=None, peak=None, bound=Bound.none(),
-    )  # fmt: skip
+        quadratic,
+        loss=Softmax(len(stays)),
+        theta=theta,
+        anchor=anchor,
+        ridge=ridge,
+        loss_sums=loss_sums,
+        weights=weights,
+        inverse=None,
+        peak=None,
+        bound=Bound.none(),
+    )
     return _as_difference(narrow) if len(stays) == 2 else narrow
 
 
-def _as_difference(head: Head) -> Head:
+def _as_difference(quadratic: Quadratic) -> Quadratic:
     """Two classes: ψ = ∓(θ₁ − θ₀)/√2, and scikit-learn's parameter is θ₁ − θ₀."""
-    b = float(np.asarray(head.loss.basis)[1, 0]) if isinstance(head.loss, Softmax) else 1.0
+    b = float(np.asarray(quadratic.loss.basis)[1, 0]) if isinstance(quadratic.loss, Softmax) else 1.0
     factor = 1 / (2 * b)  # ψ = factor · (θ₁ − θ₀)
-    sums = Sums(
-        tuple(factor * slope for slope in head.sums.slopes),
-        tuple(factor**2 * gram for gram in head.sums.grams),
-        largest=head.sums.largest,
-        energy=head.sums.energy,
+    loss_sums = LossSums(
+        tuple(factor * slope for slope in quadratic.loss_sums.slopes),
+        tuple(factor**2 * gram for gram in quadratic.loss_sums.grams),
+        largest=quadratic.loss_sums.largest,
+        energy=quadratic.loss_sums.energy,
     )
-    return replace(head, loss=Logistic(), theta=head.theta / factor, anchor=head.anchor / factor, sums=sums)
+    return replace(
+        quadratic,
+        loss=Logistic(),
+        theta=quadratic.theta / factor,
+        anchor=quadratic.anchor / factor,
+        loss_sums=loss_sums,
+    )
 
 
 def _check_leverage(leverage: float) -> None:
@@ -390,13 +371,13 @@ def _check_leverage(leverage: float) -> None:
         )
 
 
-def _rounding(head: Head, theta: np.ndarray) -> float:
+def _rounding(quadratic: Quadratic, theta: np.ndarray) -> float:
     """What the sums cannot tell, in the norm of M⁻¹.
 
     An entry ij of a sum is off by some last places of √(p_i p_j), p the diagonal when it was largest: where samples
     that outweighed all others were subtracted, that may be much of what is left.
     """
-    assert head.inverse is not None
-    peak = head.peak if head.peak is not None else np.diagonal(head.matrix())
-    inside = np.sqrt(max(head.weights) * head.sums.energy + (peak[:, None] * theta**2).sum())
-    return float(PLACES * np.finfo(np.float64).eps * inside * np.sqrt(peak * np.diagonal(head.inverse)).sum())
+    assert quadratic.inverse is not None
+    peak = quadratic.peak if quadratic.peak is not None else np.diagonal(quadratic.matrix())
+    inside = np.sqrt(max(quadratic.weights) * quadratic.loss_sums.energy + (peak[:, None] * theta**2).sum())
+    return float(PLACES * np.finfo(np.float64).eps * inside * np.sqrt(peak * np.diagonal(quadratic.inverse)).sum())

@@ -9,125 +9,119 @@ from typing import Any
 
 import numpy as np
 
-from ssse.errors import BrokenArtefact, ModelMismatch
-from ssse.sklearn.adapters import Tally
+from ssse.erasure.policy import Policy
+from ssse.errors import ModelMismatch
+from ssse.sklearn.adapters import ClassCounts
 from ssse.sklearn.bound import Bound
-from ssse.sklearn.coordinates import Frame
+from ssse.sklearn.coordinates import Coordinates
 from ssse.sklearn.fingerprint import fingerprint
+from ssse.sklearn.loss_sums import LossSums
 from ssse.sklearn.losses import Softmax, loss_named
-from ssse.sklearn.quadratic import Head, Sums
-from ssse.sklearn.sums import State
-from ssse.system.environment import now
-
-KIND = "scikit-learn"  # what tells such a folder from a curvature of a PyTorch model
+from ssse.sklearn.quadratic import Quadratic
+from ssse.sklearn.sums import TrainingSums
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredEraser:
     """What an eraser keeps besides its estimator."""
 
-    state: State
-    policy: str
+    sums: TrainingSums
+    policy: Policy
     in_parts: bool
     distance_bound: float
     leverage: float | None
 
 
-def save(folder: str | os.PathLike[str], estimator: Any, stored: Stored) -> None:
+def save(folder: str | os.PathLike[str], estimator: Any, stored: StoredEraser) -> None:
     import torch
 
-    from ssse.system.store import write_folder
+    from ssse.system.store import ERASER, write_folder
 
-    state = stored.state
-    arrays: dict[str, np.ndarray] = {"center": state.frame.center, "scale": state.frame.scale}
-    leaves = []
-    for i, (tally, heads) in enumerate(zip(state.tallies, state.heads, strict=True)):
-        arrays |= {f"{i}.counts": tally.counts, f"{i}.mass": tally.mass}
-        leaves.append([_describe(head, f"{i}.{j}", arrays) for j, head in enumerate(heads)])
+    sums = stored.sums
+    arrays: dict[str, np.ndarray] = {"center": sums.coordinates.center, "scale": sums.coordinates.scale}
+    models = []
+    for i, (class_counts, quadratics) in enumerate(zip(sums.class_counts, sums.quadratics, strict=True)):
+        arrays |= {f"{i}.counts": class_counts.counts, f"{i}.mass": class_counts.weight_sums}
+        models.append([_describe(quadratic, f"{i}.{j}", arrays) for j, quadratic in enumerate(quadratics)])
     manifest = {
-        "kind": KIND,
-        "written": now(),
         "estimator": fingerprint(estimator),
         "policy": stored.policy,
         "in_parts": stored.in_parts,
-        "intercept": state.frame.intercept,
-        "erased": state.erased,
-        "shift": state.shift,
-        "weighted": state.weighted,
-        "dropped": state.dropped,
+        "intercept": sums.coordinates.intercept,
+        "erased": sums.erased,
+        "shift": sums.shift,
+        "weighted": sums.weighted,
+        "dropped": sums.dropped,
         "epsilon": _finite(stored.distance_bound),
         "leverage": stored.leverage,
-        "leaves": leaves,
+        "leaves": models,
     }
-    write_folder(folder, {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}, manifest)
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    write_folder(folder, ERASER, tensors, manifest)
 
 
-def load(folder: str | os.PathLike[str], estimator: Any, verify: bool) -> Stored:
-    from ssse.system.store import read_folder
+def load(folder: str | os.PathLike[str], estimator: Any, verify: bool) -> StoredEraser:
+    from ssse.system.store import ERASER, read_folder, reading_entries
 
-    tensors, manifest = read_folder(folder, verify)
-    if manifest.get("kind") != KIND:
-        raise BrokenArtefact(
-            f"'{os.fspath(folder)}' holds no sums of a scikit-learn model; load it with ssse.Curvature."
-        )
-    try:
-        arrays = {name: value.numpy() for name, value in tensors.items()}
-        found = _restore(arrays, manifest)
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise BrokenArtefact(f"The manifest of '{os.fspath(folder)}' lacks {error}.") from error
+    tensors, manifest = read_folder(folder, ERASER, verify)
+    with reading_entries(folder, manifest):
+        stored = _restore({name: value.numpy() for name, value in tensors.items()}, manifest)
     if fingerprint(estimator) != manifest["estimator"]:
         raise ModelMismatch(
             f"'{os.fspath(folder)}' belongs to another estimator: class, settings of the objective, classes and "
             "coefficients must be as when it was saved (eraser.estimator_)."
         )
-    return found
+    return stored
 
 
-def _describe(head: Head, name: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+def _describe(quadratic: Quadratic, name: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     """Numbers for the manifest; arrays into the dictionary."""
-    arrays |= {f"{name}.theta": head.theta, f"{name}.ridge": head.ridge}
-    if head.anchor is not head.theta:  # of a joint stream alone
-        arrays[f"{name}.anchor"] = head.anchor
-    for g, (slope, gram) in enumerate(zip(head.sums.slopes, head.sums.grams, strict=True)):
+    arrays |= {f"{name}.theta": quadratic.theta, f"{name}.ridge": quadratic.ridge}
+    if quadratic.anchor is not quadratic.theta:  # of a joint stream alone
+        arrays[f"{name}.anchor"] = quadratic.anchor
+    for g, (slope, gram) in enumerate(zip(quadratic.loss_sums.slopes, quadratic.loss_sums.grams, strict=True)):
         arrays |= {f"{name}.slope.{g}": slope, f"{name}.gram.{g}": gram}
-    if head.inverse is not None:
-        arrays[f"{name}.inverse"] = head.inverse
-    if head.peak is not None:
-        arrays[f"{name}.peak"] = head.peak
+    if quadratic.inverse is not None:
+        arrays[f"{name}.inverse"] = quadratic.inverse
+    if quadratic.peak is not None:
+        arrays[f"{name}.peak"] = quadratic.peak
     return {
-        "loss": head.loss.name,
-        "classes": head.loss.classes if isinstance(head.loss, Softmax) else 0,
-        "per_sample": head.per_sample,
-        "weights": list(head.weights),
-        "samples": head.samples,
-        "largest": head.sums.largest,
-        "energy": head.sums.energy,
-        "bound": {key: _finite(value) for key, value in asdict(head.bound).items()},
+        "loss": quadratic.loss.name,
+        "classes": quadratic.loss.classes if isinstance(quadratic.loss, Softmax) else 0,
+        "per_sample": quadratic.per_sample,
+        "weights": list(quadratic.weights),
+        "samples": quadratic.samples,
+        "largest": quadratic.loss_sums.largest,
+        "energy": quadratic.loss_sums.energy,
+        "bound": {key: _finite(value) for key, value in asdict(quadratic.bound).items()},
     }
 
 
-def _restore(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> Stored:
-    leaves = manifest["leaves"]
-    state = State(
-        Frame(arrays["center"], arrays["scale"], manifest["intercept"]),
-        tuple(Tally(arrays[f"{i}.counts"], arrays[f"{i}.mass"]) for i in range(len(leaves))),
-        tuple(tuple(_head(one, f"{i}.{j}", arrays) for j, one in enumerate(heads)) for i, heads in enumerate(leaves)),
+def _restore(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> StoredEraser:
+    models = manifest["leaves"]
+    sums = TrainingSums(
+        Coordinates(arrays["center"], arrays["scale"], manifest["intercept"]),
+        tuple(ClassCounts(arrays[f"{i}.counts"], arrays[f"{i}.mass"]) for i in range(len(models))),
+        tuple(
+            tuple(_quadratic(one, f"{i}.{j}", arrays) for j, one in enumerate(quadratics))
+            for i, quadratics in enumerate(models)
+        ),
         erased=manifest["erased"],
         shift=manifest["shift"],
         weighted=manifest["weighted"],
         dropped=manifest["dropped"],
     )
     bound = math.inf if manifest["epsilon"] is None else manifest["epsilon"]
-    return Stored(state, manifest["policy"], manifest["in_parts"], bound, manifest["leverage"])
+    return StoredEraser(sums, manifest["policy"], manifest["in_parts"], bound, manifest["leverage"])
 
 
-def _head(one: dict[str, Any], name: str, arrays: dict[str, np.ndarray]) -> Head:
+def _quadratic(one: dict[str, Any], name: str, arrays: dict[str, np.ndarray]) -> Quadratic:
     groups = range(len(one["weights"]))
-    return Head(
+    return Quadratic(
         loss=loss_named(one["loss"], one["classes"]),
         theta=arrays[f"{name}.theta"],
         ridge=arrays[f"{name}.ridge"],
-        sums=Sums(
+        loss_sums=LossSums(
             tuple(arrays[f"{name}.slope.{g}"] for g in groups),
             tuple(arrays[f"{name}.gram.{g}"] for g in groups),
             largest=one["largest"],

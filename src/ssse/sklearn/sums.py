@@ -15,10 +15,10 @@ from ssse.errors import (
     NotPositiveDefinite,
     PrecisionLost,
 )
-from ssse.sklearn.adapters import Classifier, Tally
-from ssse.sklearn.composition import Tree
-from ssse.sklearn.coordinates import Frame
-from ssse.sklearn.quadratic import Head
+from ssse.sklearn.adapters import ClassCounts, ClassifierAdapter
+from ssse.sklearn.composition import Composition
+from ssse.sklearn.coordinates import Coordinates
+from ssse.sklearn.quadratic import Quadratic
 from ssse.system.memory import human_bytes, memory_budget
 
 HELPS = 0.9  # of the gradient left after a step of refining; above, only rounding is left
@@ -28,52 +28,54 @@ Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class State:
-    """Of each leaf of the tree: how many samples of each class, and its heads.
+class TrainingSums:
+    """Of each linear model in the estimator: how many samples of each class, and its quadratics.
 
     Attributes:
         shift: how far, by one Newton step, the estimator was from the minimum when the curvature was taken.
         weighted: whether samples came with weights. dropped: whether a class of a softmax model has vanished.
     """
 
-    frame: Frame
-    tallies: tuple[Tally, ...]
-    heads: tuple[tuple[Head, ...], ...]
+    coordinates: Coordinates
+    class_counts: tuple[ClassCounts, ...]
+    quadratics: tuple[tuple[Quadratic, ...], ...]
     erased: int = 0
     shift: float = 0.0
     weighted: bool = False
     dropped: bool = False
 
     @classmethod
-    def empty(cls, tree: Tree, frame: Frame, weighted: bool) -> State:
+    def empty(cls, composition: Composition, coordinates: Coordinates, weighted: bool) -> TrainingSums:
         nobody = np.zeros(0, dtype=np.int64)
         return cls(
-            frame,
-            tuple(leaf.tally(nobody, np.zeros(0)) for leaf in tree.leaves),
-            tuple(tuple(leaf.heads(frame)) for leaf in tree.leaves),
+            coordinates,
+            tuple(adapter.count_classes(nobody, np.zeros(0)) for adapter in composition.adapters),
+            tuple(tuple(adapter.quadratics(coordinates)) for adapter in composition.adapters),
             weighted=weighted,
         )
 
     @property
-    def all_heads(self) -> list[Head]:
-        return [head for heads in self.heads for head in heads]
+    def all_quadratics(self) -> list[Quadratic]:
+        return [quadratic for quadratics in self.quadratics for quadratic in quadratics]
 
     @property
     def finished(self) -> bool:
-        return all(head.inverse is not None for head in self.all_heads)
+        return all(quadratic.inverse is not None for quadratic in self.all_quadratics)
 
     @property
     def samples(self) -> int:
-        return self.tallies[0].samples
+        return self.class_counts[0].samples
 
     @property
     def distance(self) -> float:
         """From the minimum over the samples that are left, at most."""
-        return math.hypot(*(head.bound.distance for head in self.all_heads)) if self.finished else math.inf
+        return (
+            math.hypot(*(quadratic.bound.distance for quadratic in self.all_quadratics)) if self.finished else math.inf
+        )
 
     @property
     def gradient(self) -> float:
-        return math.hypot(*(head.bound.gradient for head in self.all_heads))
+        return math.hypot(*(quadratic.bound.gradient for quadratic in self.all_quadratics))
 
     @property
     def correction(self) -> float:
@@ -83,32 +85,32 @@ class State:
 
     @property
     def exact(self) -> bool:
-        return all(head.loss.exact for head in self.all_heads)
+        return all(quadratic.loss.exact for quadratic in self.all_quadratics)
 
     @property
     def known_gradient(self) -> bool:
         """Whether the gradient at the anchor was measured, and nothing of it is only bounded."""
-        return all(head.bound.residual == 0 for head in self.all_heads)
+        return all(quadratic.bound.residual == 0 for quadratic in self.all_quadratics)
 
     @property
     def bounded(self) -> bool:
-        return all(head.loss.bounded for head in self.all_heads)
+        return all(quadratic.loss.bounded for quadratic in self.all_quadratics)
 
     def parameters(self, anchor: bool = False) -> np.ndarray:
         """All coefficients and intercepts, as scikit-learn counts them; or those that the sums are of."""
-        found = []
-        for head in self.all_heads:
-            at = head.anchor if anchor else head.theta
-            coef, intercept = self.frame.outside(head.loss.wide(at, self.frame.width))
-            found += [coef.ravel(), intercept]
-        return np.concatenate(found)
+        parts = []
+        for quadratic in self.all_quadratics:
+            at = quadratic.anchor if anchor else quadratic.theta
+            coef, intercept = self.coordinates.to_sklearn(quadratic.loss.wide(at, self.coordinates.width))
+            parts += [coef.ravel(), intercept]
+        return np.concatenate(parts)
 
-    def with_heads(self, heads: Sequence[Sequence[Head]]) -> State:
-        return replace(self, heads=tuple(tuple(group) for group in heads))
+    def with_quadratics(self, quadratics: Sequence[Sequence[Quadratic]]) -> TrainingSums:
+        return replace(self, quadratics=tuple(tuple(group) for group in quadratics))
 
 
 def check_memory(sizes: Sequence[tuple[int, int]], asked: float | str | None) -> None:
-    """Before the data is read. `sizes`: of each head, its parameters in one column, and its groups."""
+    """Before the data is read. `sizes`: of each quadratic, its parameters in one column, and its groups."""
     needed = sum(8 * size**2 * (groups + 3) for size, groups in sizes)  # sums, inverse, what a request makes of both
     if needed > (free := memory_budget(None, asked)):
         raise DoesNotFit(
@@ -120,121 +122,139 @@ def check_memory(sizes: Sequence[tuple[int, int]], asked: float | str | None) ->
 
 
 def take_in(
-    state: State,
-    tree: Tree,
+    sums: TrainingSums,
+    composition: Composition,
     x: Any,
     columns: list[np.ndarray],
     weights: np.ndarray,
     advance: Advance,
     *,
     in_place: bool,
-) -> State:
-    """The sums of these samples beside those there are; X is read once, for all heads."""
-    sums = [[head.sums for head in heads] for heads in state.heads]
-    for part, design in designs(state, x):
-        for i, leaf in enumerate(tree.leaves):
-            for j, labels in enumerate(leaf.labels(columns[i][part], weights[part])):
-                found = state.heads[i][j].measure(design, labels)
-                sums[i][j] = sums[i][j].take_in(found) if in_place else sums[i][j] + found
+) -> TrainingSums:
+    """The sums of these samples beside those there are; X is read once, for all quadratics."""
+    totals = [[quadratic.loss_sums for quadratic in quadratics] for quadratics in sums.quadratics]
+    for part, design in designs(sums, x):
+        for i, adapter in enumerate(composition.adapters):
+            for j, labels in enumerate(adapter.labels(columns[i][part], weights[part])):
+                more = sums.quadratics[i][j].measure(design, labels)
+                totals[i][j] = totals[i][j].take_in(more) if in_place else totals[i][j] + more
         advance(len(design))
-    heads = [
-        [replace(head, sums=one, inverse=None) for head, one in zip(group, ours, strict=True)]
-        for group, ours in zip(state.heads, sums, strict=True)
+    quadratics = [
+        [replace(quadratic, loss_sums=total, inverse=None) for quadratic, total in zip(group, ours, strict=True)]
+        for group, ours in zip(sums.quadratics, totals, strict=True)
     ]
-    tallies = tuple(
-        tally + leaf.tally(codes, weights)
-        for tally, leaf, codes in zip(state.tallies, tree.leaves, columns, strict=True)
+    class_counts = tuple(
+        before + adapter.count_classes(codes, weights)
+        for before, adapter, codes in zip(sums.class_counts, composition.adapters, columns, strict=True)
     )
-    return replace(state.with_heads(heads), tallies=tallies)
+    return replace(sums.with_quadratics(quadratics), class_counts=class_counts)
 
 
-def finish(state: State, tree: Tree) -> State:
+def finish(sums: TrainingSums, composition: Composition) -> TrainingSums:
     """With every curvature factorised."""
-    heads = []
-    for leaf, group, tally in zip(tree.leaves, state.heads, state.tallies, strict=True):
-        lacking = np.flatnonzero(tally.counts == 0)
-        if len(lacking) and isinstance(leaf, Classifier):
-            lacked = leaf.classes.tolist()[lacking[0]]
+    quadratics = []
+    for adapter, group, class_counts in zip(composition.adapters, sums.quadratics, sums.class_counts, strict=True):
+        lacking = np.flatnonzero(class_counts.counts == 0)
+        if len(lacking) and isinstance(adapter, ClassifierAdapter):
+            lacked = adapter.classes.tolist()[lacking[0]]
             raise InvalidData(
-                f"There is no sample of class {lacked!r}, so this is not the data that {leaf.name} was fitted to."
+                f"There is no sample of class {lacked!r}, so this is not the data that {adapter.name} was fitted to."
             )
         try:
-            heads.append(
+            quadratics.append(
                 [
-                    head.finished(state.frame, weights, tally.samples)
-                    for head, weights in zip(group, leaf.weights(tally), strict=True)
+                    quadratic.finished(sums.coordinates, weights, class_counts.samples)
+                    for quadratic, weights in zip(group, adapter.weights(class_counts), strict=True)
                 ]
             )
         except (NotPositiveDefinite, PrecisionLost) as error:
             raise type(error)(
-                f"{leaf.name}: {error}. scikit-learn then takes one of many solutions, which is not supported: drop "
+                f"{adapter.name}: {error}. scikit-learn then takes one of many solutions, which is not supported: drop "
                 "features that follow from others (OneHotEncoder(drop='first')), or use a penalty."
             ) from error
-    new = state.with_heads(heads)
+    new = sums.with_quadratics(quadratics)
     return replace(new, shift=_shift(new))
 
 
-def _shift(state: State) -> float:
+def _shift(sums: TrainingSums) -> float:
     """How long the step to the minimum is, by the gradient where the model is."""
     total = 0.0
-    for head in state.all_heads:
-        step = head.loss.wide(head.solve(head.gradient()), state.frame.width)
-        total = math.hypot(total, *(float(np.linalg.norm(part)) for part in state.frame.outside(step)))
+    for quadratic in sums.all_quadratics:
+        step = quadratic.loss.wide(quadratic.solve(quadratic.gradient()), sums.coordinates.width)
+        total = math.hypot(total, *(float(np.linalg.norm(part)) for part in sums.coordinates.to_sklearn(step)))
     return total
 
 
-def look_again(state: State, x: Any, advance: Advance) -> State:
+def measure_reach(sums: TrainingSums, x: Any, advance: Advance) -> TrainingSums:
     """A second pass, for the constants of the bound."""
     reach = {
         (i, j): 0.0
-        for i, heads in enumerate(state.heads)
-        for j, head in enumerate(heads)
-        if head.loss.bounded and not head.loss.exact
+        for i, quadratics in enumerate(sums.quadratics)
+        for j, quadratic in enumerate(quadratics)
+        if quadratic.loss.bounded and not quadratic.loss.exact
     }
-    for _, design in designs(state, x) if reach else ():
+    for _, design in designs(sums, x) if reach else ():
         for i, j in reach:
-            head = state.heads[i][j]
-            assert head.inverse is not None
-            reach[i, j] = max(reach[i, j], head.loss.reach(design, head.inverse))
+            quadratic = sums.quadratics[i][j]
+            assert quadratic.inverse is not None
+            reach[i, j] = max(reach[i, j], quadratic.loss.reach(design, quadratic.inverse))
         advance(len(design))
-    return state.with_heads(
+    return sums.with_quadratics(
         [
-            [head.reaching(reach[i, j]) if (i, j) in reach else head for j, head in enumerate(heads)]
-            for i, heads in enumerate(state.heads)
+            [
+                quadratic.reaching(reach[i, j]) if (i, j) in reach else quadratic
+                for j, quadratic in enumerate(quadratics)
+            ]
+            for i, quadratics in enumerate(sums.quadratics)
         ]
     )
 
 
-def anew(state: State, tree: Tree, x: Any, columns: list[np.ndarray], weights: np.ndarray, advance: Advance) -> State:
+def sums_anew(
+    sums: TrainingSums,
+    composition: Composition,
+    x: Any,
+    columns: list[np.ndarray],
+    weights: np.ndarray,
+    advance: Advance,
+) -> TrainingSums:
     """All sums and constants over these samples, where the model is."""
-    empty = state.with_heads([[head.emptied() for head in heads] for heads in state.heads])
-    empty = replace(empty, tallies=tuple(tally - tally for tally in state.tallies), dropped=False)
-    new = finish(take_in(empty, tree, x, columns, weights, advance, in_place=True), tree)
-    return look_again(new, x, advance)
+    empty = sums.with_quadratics([[quadratic.emptied() for quadratic in quadratics] for quadratics in sums.quadratics])
+    empty = replace(empty, class_counts=tuple(counts - counts for counts in sums.class_counts), dropped=False)
+    new = finish(take_in(empty, composition, x, columns, weights, advance, in_place=True), composition)
+    return measure_reach(new, x, advance)
 
 
 def with_slopes_measured(
-    state: State, tree: Tree, x: Any, columns: list[np.ndarray], weights: np.ndarray, advance: Advance
-) -> State:
+    sums: TrainingSums,
+    composition: Composition,
+    x: Any,
+    columns: list[np.ndarray],
+    weights: np.ndarray,
+    advance: Advance,
+) -> TrainingSums:
     """One pass over the samples that are left: the gradient where the model is, as it is and not as it was foreseen."""
-    slopes = [[[np.zeros_like(part) for part in head.sums.slopes] for head in heads] for heads in state.heads]
-    for part, design in designs(state, x):
-        for i, leaf in enumerate(tree.leaves):
-            for j, labels in enumerate(leaf.labels(columns[i][part], weights[part])):
-                for total, found in zip(slopes[i][j], state.heads[i][j].slopes_at(design, labels), strict=True):
-                    total += found
+    slopes = [
+        [[np.zeros_like(part) for part in quadratic.loss_sums.slopes] for quadratic in quadratics]
+        for quadratics in sums.quadratics
+    ]
+    for part, design in designs(sums, x):
+        for i, adapter in enumerate(composition.adapters):
+            for j, labels in enumerate(adapter.labels(columns[i][part], weights[part])):
+                for total, more in zip(slopes[i][j], sums.quadratics[i][j].slopes_at(design, labels), strict=True):
+                    total += more
         advance(len(design))
-    return state.with_heads(
+    return sums.with_quadratics(
         [
-            [head.anchored(tuple(ours)) for head, ours in zip(heads, group, strict=True)]
-            for heads, group in zip(state.heads, slopes, strict=True)
+            [quadratic.anchored(tuple(ours)) for quadratic, ours in zip(quadratics, group, strict=True)]
+            for quadratics, group in zip(sums.quadratics, slopes, strict=True)
         ]
     )
 
 
 def refined(
-    state: State,
-    tree: Tree,
+    sums: TrainingSums,
+    composition: Composition,
     x: Any,
     columns: list[np.ndarray],
     weights: np.ndarray,
@@ -242,43 +262,53 @@ def refined(
     advance: Advance,
     *,
     curvature: bool,
-) -> State:
+) -> TrainingSums:
     """Steps with the gradient over these samples; with a new curvature where the old one is too far away to help."""
     samples = (x, columns, weights, advance)
-    best, fresh = with_slopes_measured(state, tree, *samples), False
+    best, fresh = with_slopes_measured(sums, composition, *samples), False
     for _ in range(steps):
-        stepped = best.with_heads([[head.stepped(best.frame) for head in heads] for heads in best.heads])
-        found = with_slopes_measured(stepped, tree, *samples)
-        better, slow = _left(found) < _left(best), _left(found) > _left(best) / 2
-        best = found if better else best
+        stepped = best.with_quadratics(
+            [[quadratic.stepped(best.coordinates) for quadratic in quadratics] for quadratics in best.quadratics]
+        )
+        stepped = with_slopes_measured(stepped, composition, *samples)
+        better = _gradient_left(stepped) < _gradient_left(best)
+        slow = _gradient_left(stepped) > _gradient_left(best) / 2
+        best = stepped if better else best
         if slow and (fresh or not curvature):
             break
         fresh = slow
         if slow:
-            best = anew(best, tree, *samples)
+            best = sums_anew(best, composition, *samples)
     best = replace(best, shift=_shift(best))
-    return anew(best, tree, *samples) if curvature and not fresh else best
+    return sums_anew(best, composition, *samples) if curvature and not fresh else best
 
 
-def _left(state: State) -> float:
-    return math.hypot(*(head.bound.left for head in state.all_heads))
+def _gradient_left(sums: TrainingSums) -> float:
+    return math.hypot(*(quadratic.bound.left for quadratic in sums.all_quadratics))
 
 
 def mean_losses(
-    old: State, new: State, tree: Tree, design: np.ndarray, columns: list[np.ndarray], weights: np.ndarray
+    old: TrainingSums,
+    new: TrainingSums,
+    composition: Composition,
+    design: np.ndarray,
+    columns: list[np.ndarray],
+    weights: np.ndarray,
 ) -> tuple[float, float]:
     """On these samples under the two models, summed over outputs."""
     totals = [0.0, 0.0]
-    for leaf, codes, before, after in zip(tree.leaves, columns, old.heads, new.heads, strict=True):
-        for labels, one, other in zip(leaf.labels(codes, weights), before, after, strict=True):
+    for adapter, codes, before, after in zip(
+        composition.adapters, columns, old.quadratics, new.quadratics, strict=True
+    ):
+        for labels, one, other in zip(adapter.labels(codes, weights), before, after, strict=True):
             totals[0] += one.mean_loss(design, labels, one.theta)
             totals[1] += one.mean_loss(design, labels, other.theta)
     return totals[0], totals[1]
 
 
-def designs(state: State, x: Any) -> Iterator[tuple[slice, np.ndarray]]:
+def designs(sums: TrainingSums, x: Any) -> Iterator[tuple[slice, np.ndarray]]:
     """X̃ in parts, long enough that a product of one outweighs adding its result up."""
-    step = max(CHUNK // state.frame.width, 2 * state.frame.width, 1)
+    step = max(CHUNK // sums.coordinates.width, 2 * sums.coordinates.width, 1)
     for first in range(0, x.shape[0], step):
         part = slice(first, min(first + step, x.shape[0]))
-        yield part, state.frame.design(x[part])
+        yield part, sums.coordinates.design(x[part])

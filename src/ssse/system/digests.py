@@ -1,33 +1,95 @@
-"""Digests of tensors, independent of how and where they are stored."""
+"""Digests, all of them: of bytes, files, folders, JSON, tensors and samples. Importing this imports neither torch nor
+numpy; the values are stored and compared with those of old files, so none may change."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+
+def digest_bytes(content: bytes | str) -> str:
+    """SHA-256 in hex; of a text, of its UTF-8."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
+
+
+def digest_parts(parts: Iterable[bytes | str | memoryview]) -> str:
+    """As of all parts joined, of which only one is held at a time."""
+    hasher = hashlib.sha256()
+    for part in parts:
+        hasher.update(part.encode() if isinstance(part, str) else part)
+    return hasher.hexdigest()
+
+
+def digest_json(value: Any) -> str:
+    """The same for the same content, in whatever order its keys came."""
+    return digest_bytes(json.dumps(value, sort_keys=True, ensure_ascii=False))
+
+
+def digest_named(digests: Mapping[str, str]) -> str:
+    """One digest of several things that have a name and a digest each."""
+    return digest_parts(f"{name}={digests[name]};" for name in sorted(digests))
+
+
+def md5(content: bytes) -> str:
+    """As others publish it beside their files; it guards against accidents only."""
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    try:
+        with path.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a failing disk does not say where
+        raise
+
+
+def digest_folder(folder: Path) -> dict[str, str]:
+    """Of every file below a folder, by its path in it; hashing releases the interpreter, so in threads."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        digests = list(pool.map(digest_file, paths))
+    return {path.relative_to(folder).as_posix(): digest for path, digest in zip(paths, digests, strict=True)}
 
 
 def digest_tensor(tensor: Tensor) -> str:
-    """SHA-256 of dtype, shape and values; independent of how and where the tensor is stored."""
-    hasher = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    if tensor.numel():
-        hasher.update(bytes_of(tensor.reshape(1, -1)).data)
-    return hasher.hexdigest()
+    """Of dtype, shape and values; independent of how and where the tensor is stored."""
+    form = f"{tensor.dtype}{tuple(tensor.shape)}"
+    return digest_parts([form, bytes_of(tensor.reshape(1, -1)).data] if tensor.numel() else [form])
+
+
+def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
+    return digest_named({name: digest_tensor(tensor) for name, tensor in tensors.items()})
 
 
 def bytes_of(tensor: Tensor) -> np.ndarray:
     """The raw values, one line of bytes per entry of the first dimension; without a copy where possible."""
+    import torch
+
     lines = tensor.detach().cpu().reshape(len(tensor), -1)
     if lines.stride() != (lines.shape[1], 1):  # a dimension of size one may have any stride
         lines = torch.empty(lines.shape, dtype=lines.dtype).copy_(lines)
     return lines.view(torch.uint8).numpy()
 
 
-def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
-    hasher = hashlib.sha256()
-    for name in sorted(tensors):
-        hasher.update(f"{name}={digest_tensor(tensors[name])};".encode())
-    return hasher.hexdigest()
+def digest_lines(columns: Sequence[np.ndarray], key: bytes, form: bytes = b"") -> np.ndarray:
+    """64 bits of a keyed hash of each line, one line of bytes being the lines of all columns at that place."""
+    import numpy as np
+
+    digests = np.empty(len(columns[0]), dtype=np.uint64)
+    begun = hashlib.blake2b(form, digest_size=8, key=key)
+    for i in range(len(digests)):
+        hasher = begun.copy()
+        for column in columns:
+            hasher.update(column[i])
+        digests[i] = int.from_bytes(hasher.digest(), "little")
+    return digests

@@ -1,36 +1,18 @@
-"""Files on a disk that may fill up or lose its power: digests, atomic writes, shredding. Nothing here imports torch."""
+"""Files on a disk that may fill up or lose its power: atomic writes, shredding. Nothing here imports torch."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from safetensors import SafetensorError
 
 CHUNK = 1 << 20
-
-
-def sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        error.filename = error.filename or str(path)  # a failing disk does not say where
-        raise
-
-
-def digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file below a folder, by its path in it; hashing releases the interpreter, so in threads."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        made = list(pool.map(sha256, found))
-    return {path.relative_to(folder).as_posix(): digest for path, digest in zip(found, made, strict=True)}
 
 
 def size_of(folder: Path) -> int:
@@ -51,18 +33,20 @@ def behind_link(folder: Path, name: str) -> bool:
     return any((folder / Path(*steps[: i + 1])).is_symlink() for i in range(len(steps)))
 
 
-def digest_of(files: dict[str, str]) -> str:
-    """One digest for several files."""
-    return hashlib.sha256("".join(f"{name}={files[name]};" for name in sorted(files)).encode()).hexdigest()
-
-
 def write_atomically(path: Path, content: bytes | str) -> None:
     """The new content or the old, never a part; on the disk when this returns."""
+    with new_file(path) as opened:
+        opened.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of the old one whole or not at all, on the disk when this is done."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as opened:
-            opened.write(content.encode() if isinstance(content, str) else content)
+            yield opened
             opened.flush()
             os.fchmod(opened.fileno(), 0o666 & ~umask())
             os.fsync(opened.fileno())

@@ -1,14 +1,19 @@
-"""A folder of safetensors and one JSON manifest: written whole or not at all, checked when read."""
+"""A folder of safetensors and one JSON manifest: written whole or not at all, checked when read.
+
+What every such folder says of itself is written and read here: its format, its kind, the versions of the libraries and
+the time. The rest of the manifest belongs to what is stored.
+"""
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +24,33 @@ from torch import Tensor
 
 from ssse.errors import BrokenArtefact
 from ssse.system import files
-from ssse.system.digests import digest_tensor
+from ssse.system.digests import digest_json, digest_tensor
+from ssse.system.environment import now, versions
+from ssse.system.version import __version__
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 
 
-def write_folder(folder: str | os.PathLike[str], tensors: Mapping[str, Tensor], manifest: dict[str, Any]) -> None:
+@dataclass(frozen=True)
+class Kind:
+    """What a folder holds: the word in its manifest, a phrase, and how it is written and read."""
+
+    name: str
+    holds: str
+    writer: str
+    reader: str
+
+
+CURVATURE = Kind("curvature", "the curvature of a PyTorch model", "Curvature.save", "ssse.Curvature.load(…)")
+ERASER = Kind("scikit-learn", "the sums of a scikit-learn model", "Eraser.save", "ssse.sklearn.Eraser.load(…)")
+TENSORS = Kind("tensors", "cached tensors", "`ssse reproduce`", "`ssse reproduce`")
+KINDS = {kind.name: kind for kind in (CURVATURE, ERASER, TENSORS)}
+
+
+def write_folder(
+    folder: str | os.PathLike[str], kind: Kind, tensors: Mapping[str, Tensor], manifest: Mapping[str, Any]
+) -> None:
     """Write to a temporary folder beside the target, fsync, rename; an interruption leaves nothing.
 
     Raises:
@@ -39,28 +64,30 @@ def write_folder(folder: str | os.PathLike[str], tensors: Mapping[str, Tensor], 
     needed = sum(t.numel() * t.element_size() for t in tensors.values())
     free = shutil.disk_usage(target.parent).free
     if free < needed:
-        raise OSError(errno.ENOSPC, f"The curvature needs {needed:,} bytes and {free:,} are free", str(target.parent))
+        raise OSError(errno.ENOSPC, f"'{target.name}' needs {needed:,} bytes and {free:,} are free", str(target.parent))
     with files.new_folder(target) as temporary:
         parts = _group_into_files(tensors)
         for name, group in parts.items():
             save_file({key: value.detach().cpu().contiguous() for key, value in group.items()}, temporary / name)
         digests = _digests({name: {k: v for k, v in group.items()} for name, group in parts.items()})
         forms = {key: _form(value) for key, value in tensors.items()}
-        body = {"format": FORMAT_VERSION, **manifest, "tensors": digests, "forms": forms}
+        about = {"format": FORMAT_VERSION, "kind": kind.name, "library": versions(), "written": now()}
+        body = {**about, **manifest, "tensors": digests, "forms": forms}
         body["digest"] = _digest_manifest(body)
         (temporary / MANIFEST).write_text(json.dumps(body, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def read_folder(
-    folder: str | os.PathLike[str], verify: bool = True, device: torch.device | None = None
+    folder: str | os.PathLike[str], kind: Kind, verify: bool = True, device: torch.device | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Map every tensor and check its digest; with `verify=False` only what is there and its shape.
 
     Raises:
-        BrokenArtefact: names the file that is missing, truncated, altered, or of a newer format.
+        BrokenArtefact: names the file that is missing, truncated, altered, or of another format; or it is a folder of
+            another kind.
     """
     source = Path(folder)
-    manifest = _read_manifest(source / MANIFEST)
+    manifest = _read_manifest(source / MANIFEST, kind)
     files: dict[str, dict[str, Tensor]] = {}
     for name, expected in manifest["tensors"].items():
         path = source / name
@@ -77,8 +104,8 @@ def read_folder(
             if _form(value) != manifest["forms"][key]:
                 raise BrokenArtefact(f"'{path}' was altered: tensor '{key}' has another shape or dtype.")
     if verify:
-        for name, found in _digests(files).items():
-            for key, digest in found.items():
+        for name, digests in _digests(files).items():
+            for key, digest in digests.items():
                 if digest != manifest["tensors"][name][key]:
                     raise BrokenArtefact(f"'{source / name}' was altered: tensor '{key}' does not match its digest.")
     tensors = {key: value for group in files.values() for key, value in group.items()}
@@ -87,32 +114,59 @@ def read_folder(
     return tensors, manifest
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+@contextmanager
+def reading_entries(folder: str | os.PathLike[str], manifest: Mapping[str, Any]) -> Iterator[None]:
+    """What is not in the manifest, or not of the form that it should have, is a BrokenArtefact."""
+    try:
+        yield
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise BrokenArtefact(
+            f"The manifest of '{os.fspath(folder)}', written by {_writer(manifest)}, lacks {error}. Fit and save it "
+            f"again, or read it with the version that wrote it; this is ssse {__version__}."
+        ) from error
+
+
+def _read_manifest(path: Path, kind: Kind) -> dict[str, Any]:
     if not path.is_file():
-        raise BrokenArtefact(f"'{path}' is missing; is '{path.parent}' a folder that Curvature.save wrote?")
+        raise BrokenArtefact(f"'{path}' is missing; is '{path.parent}' a folder that {kind.writer} wrote?")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         version = manifest["format"]
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError) as error:
         raise BrokenArtefact(f"'{path}' is not a manifest of ours: {error}.") from error
-    if not isinstance(version, int) or version > FORMAT_VERSION:
+    if version != FORMAT_VERSION or isinstance(version, bool):
+        newer = isinstance(version, int) and version > FORMAT_VERSION
         raise BrokenArtefact(
-            f"'{path}' is of format {version}; this version of ssse reads up to {FORMAT_VERSION}. Update ssse."
+            f"'{path}' is of format {version}, written by {_writer(manifest)}; this version of ssse ({__version__}) "
+            f"reads format {FORMAT_VERSION}. {'Update ssse.' if newer else 'Fit and save it again.'}"
         )
     if manifest.get("digest") != _digest_manifest(manifest):
         raise BrokenArtefact(f"'{path}' was altered: it does not match its own digest.")
+    stored = manifest.get("kind", CURVATURE.name)  # at first it was said of the others alone
+    if stored != kind.name:
+        other = KINDS.get(stored)
+        raise BrokenArtefact(
+            f"'{path.parent}' holds {other.holds if other else repr(stored)}, not {kind.holds}."
+            + (f" Load it with {other.reader}." if other else f" It was written by {_writer(manifest)}: update ssse.")
+        )
     for entry in ("tensors", "forms"):
         if entry not in manifest:
             raise BrokenArtefact(f"'{path}' is not a whole manifest: it lacks '{entry}'.")
     return manifest
 
 
+def _writer(manifest: Mapping[str, Any]) -> str:
+    library = manifest.get("library")
+    version = library.get("ssse") if isinstance(library, dict) else None
+    return "a version of ssse before 0.2" if version is None else f"ssse {version}"
+
+
 def _group_into_files(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """One file per numbered part, so that writing needs memory for one part only."""
     files: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
-        head = key.split(".")[0]
-        name = f"part-{int(head):05d}.safetensors" if head.isdigit() else "curvature.safetensors"
+        number = key.split(".")[0]
+        name = f"part-{int(number):05d}.safetensors" if number.isdigit() else "curvature.safetensors"
         files.setdefault(name, {})[key] = value
     return files
 
@@ -133,4 +187,4 @@ def _form(tensor: Tensor) -> list[Any]:
 
 def _digest_manifest(manifest: Mapping[str, Any]) -> str:
     body = {key: value for key, value in manifest.items() if key != "digest"}
-    return hashlib.sha256(json.dumps(body, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+    return digest_json(body)

@@ -14,6 +14,7 @@ import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from ssse.erasure.policy import Policy
 from ssse.errors import Damaged, InvalidSetting
 
 FILE = "ssse.toml"
@@ -132,7 +133,7 @@ class Erase(Section):
     scale: Positive | None = None
     leave_out: bool = True
     residual: bool = False
-    policy: Literal["rebase", "joint"] = "rebase"
+    policy: Policy = "rebase"
     accept: Literal["caution", "ok"] = "caution"
     old_weights: Literal["shred", "keep"] = "shred"
     old_curvature: Literal["shred", "keep"] = "shred"

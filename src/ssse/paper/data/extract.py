@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from ssse.errors import InvalidData, InvalidModel, InvalidSetting
 from ssse.paper.data.npz import features_of, matrix_of, texts_of
+from ssse.system.files import new_file
 
 
 @torch.no_grad()
@@ -136,28 +136,9 @@ def save_features(
         matrix_of(arrays, str(target))
     else:
         features_of(arrays, str(target), target.name)
-    _write_whole(target, arrays)
+    with new_file(target) as opened:
+        np.savez(opened, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
 
 
 def _array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
-
-
-def _write_whole(target: Path, arrays: dict[str, np.ndarray]) -> None:
-    """To a temporary file beside the target, synced, renamed: an interruption leaves the target as it was."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
-    try:
-        with open(temporary, "xb") as handle:
-            np.savez(handle, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    handle = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import pickle
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor
 
 from ssse.errors import InvalidData, MissingData
-from ssse.system.digests import digest_tensors
+from ssse.system.digests import digest_tensors, md5
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -92,7 +91,7 @@ def _raw(place: Path, sums: dict[str, str], read: Callable[[bytes], Any]) -> tup
                 f"another file. {REPAIR}"
             )
         # What is hashed is what is read: opening the file again could find another one.
-        if hashlib.md5(content, usedforsecurity=False).hexdigest() != published:
+        if md5(content) != published:
             raise InvalidData(
                 f"'{place / file}' ({len(content):,} bytes) is not the published file: its md5 is not {published}. It "
                 f"was not read. It is truncated or altered: {REPAIR}"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ssse.errors import InvalidData, MissingData
+from ssse.intake.arrays import read_npz
 from ssse.system.digests import digest_tensors
 
 Arrays = Mapping[str, np.ndarray]
@@ -56,23 +57,12 @@ def read_arrays(path: Path, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise MissingData(f"'{path}' is not a file; give the path of an npz file of features.")
     try:
-        with open(path, "rb") as handle:  # opened here, because numpy leaves a damaged one open
-            stored = np.load(handle, allow_pickle=False)
-            if not isinstance(stored, np.lib.npyio.NpzFile):
-                raise ValueError("it is a single array")
-            arrays = {key: stored[key] for key in keys if key in stored}
-    except Exception as error:  # a damaged file makes zipfile, zlib and numpy raise nearly anything
-        # numpy's words on pickles recommend to load them, which is never the repair
-        why = "it does not begin as one" if "pickle" in str(error) else f"{type(error).__name__}: {error}"
+        return read_npz(path, lambda held: [key for key in keys if key in held])
+    except InvalidData as error:
         raise InvalidData(
-            f"'{path}' cannot be read as an npz file ({why}). It is truncated or damaged, or "
-            "holds Python objects: copy or download it again, or write it again with "
-            "ssse.paper.data.extract.save_features."
+            f"{error} Such files of features are written by ssse.paper.data.extract.save_features; if it came from "
+            "elsewhere, download it again."
         ) from error
-    for key, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            raise InvalidData(f"'{path}': '{key}' is not an array. Write the file again with numpy.savez.")
-    return arrays
 
 
 def features_of(arrays: Arrays, where: str, files: str) -> Features:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ssse.errors import InvalidSetting
 from ssse.system import files
+from ssse.system.digests import digest_file
 from ssse.system.environment import versions
 from ssse.workspace import settings as toml
 from ssse.workspace.engines.choice import engine_for
@@ -104,7 +105,7 @@ def fit(hold: Hold, settings: Settings, say: Say, progress: bool) -> Entry:
     if first is None:
         Membership.save(hold.folder.path / SAMPLES, digests)
     details |= {"samples": len(digests) if first is None else first.details["samples"]}
-    details |= {"samples_file": files.sha256(hold.folder.path / SAMPLES)}
+    details |= {"samples_file": digest_file(hold.folder.path / SAMPLES)}
     return hold.advance("fitted", None, details, lambda folder: write_same_weights(folder, state, curvature))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ssse.errors import BrokenArtefact, InvalidSetting
 from ssse.system import files
+from ssse.system.digests import digest_file
 from ssse.workspace import settings as toml
 from ssse.workspace.record import ledger as ledgers
 from ssse.workspace.record.database import (
@@ -175,7 +176,7 @@ def _check_states(folder: Folder, entries: list[Entry], sealed: Iterable[str], f
             found.damage(name, LINKED)
         elif not path.is_file():
             found.damage(name, "is missing")
-        elif files.sha256(path) != digest:
+        elif digest_file(path) != digest:
             found.damage(name, "is not as it was written")
     found.checked += expected
     link = f"states/{state_name(current)}"

@@ -15,8 +15,8 @@ from ssse.intake.columns import Columns
 from ssse.intake.importing import is_spec
 from ssse.intake.sources import Batches, Source, open_source
 from ssse.problem.batches import read_batch
-from ssse.rows.kinds import digest_samples
-from ssse.system.files import sha256
+from ssse.problem.sample_digests import digest_samples
+from ssse.system.digests import digest_file
 from ssse.system.progress import track
 from ssse.workspace.settings import Settings, absolute
 
@@ -90,5 +90,5 @@ def check_files(state: Path, expected: Mapping[str, str]) -> None:
         path = state / name
         if not path.is_file():
             raise BrokenArtefact(f"'{path}' is missing; `ssse verify` says more.")
-        if sha256(path) != digest:
+        if digest_file(path) != digest:
             raise BrokenArtefact(f"'{path}' was altered; `ssse verify` says more. Restore it from a backup.")

@@ -29,7 +29,7 @@ from ssse.intake.estimators import (
 from ssse.intake.messages import cause, listing
 from ssse.intake.skops import write_skops
 from ssse.intake.sources import Batches, Source
-from ssse.sklearn.composition import tree_of
+from ssse.sklearn.composition import decompose
 from ssse.sklearn.eraser import Eraser
 from ssse.system.progress import track
 from ssse.workspace.engines.data import Bench
@@ -87,7 +87,7 @@ class OfEstimators(Engine):
         shape = x.shape
         try:
             with _quiet():
-                tree_of(model)[1].columns(self._labels(model, y))
+                decompose(model)[1].columns(self._labels(model, y))
                 model.predict(x)
         except SSSEError as error:
             raise InvalidData(f"'{source.name}': {error}") from error
@@ -123,7 +123,7 @@ class OfEstimators(Engine):
         }
 
     def about(self, model: Any) -> dict[str, Any]:
-        steps = [step for _, step in getattr(tree_of(model)[0], "steps", ())]
+        steps = [step for _, step in getattr(decompose(model)[0], "steps", ())]
         return {
             "kind": "scikit-learn",
             "factory": name_of(model),
@@ -142,15 +142,15 @@ class OfEstimators(Engine):
         eraser = Eraser(model, policy=policy, memory_budget=budget, progress=self.bench.progress)
         with _quiet():
             eraser.fit(x, self._labels(model, y))
-        state = eraser.state_
-        room(sum(sum(g.nbytes for g in head.sums.grams) + 8 * head.theta.size**2 for head in state.all_heads))
+        sums = eraser.sums_
+        room(sum(sum(g.nbytes for g in one.loss_sums.grams) + 8 * one.theta.size**2 for one in sums.all_quadratics))
         return eraser, {
             **_about(eraser),
-            "d": int(state.parameters().size),
-            "n": state.samples,
+            "d": int(sums.parameters().size),
+            "n": sums.samples,
             "mean_loss": None,
             "gradient_norm": None,
-            "correction": _finite(state.correction),
+            "correction": _finite(sums.correction),
             "epsilon": _finite(eraser.distance_bound_),
             "notes": [],
             "seconds": time.perf_counter() - started,
@@ -248,22 +248,22 @@ def check_settings(settings: Settings) -> None:
 
 
 def _about(eraser: Eraser) -> dict[str, Any]:
-    heads = eraser.state_.all_heads
+    quadratics = eraser.sums_.all_quadratics
     return {
         "structure": "dense",
-        "blocks": len(heads),
+        "blocks": len(quadratics),
         "rows": "expected",
-        "loss": ", ".join(dict.fromkeys(head.loss.name for head in heads)),
+        "loss": ", ".join(dict.fromkeys(one.loss.name for one in quadratics)),
         "damping": None,
-        "exact": eraser.state_.exact,
+        "exact": eraser.sums_.exact,
     }
 
 
 def _size(model: Any) -> tuple[int, int]:
     """Its coefficients and intercepts; and how many outputs they have."""
-    leaves = [leaf.estimator for leaf in tree_of(model)[1].leaves]
-    outputs = sum(len(np.atleast_2d(leaf.coef_)) for leaf in leaves)
-    return sum(np.size(leaf.coef_) for leaf in leaves) + outputs * bool(leaves[0].fit_intercept), outputs
+    models = [adapter.estimator for adapter in decompose(model)[1].adapters]
+    outputs = sum(len(np.atleast_2d(model.coef_)) for model in models)
+    return sum(np.size(model.coef_) for model in models) + outputs * bool(models[0].fit_intercept), outputs
 
 
 def _score_of_guessing(model: Any, y: np.ndarray) -> float | None:

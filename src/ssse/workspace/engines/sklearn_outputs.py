@@ -13,20 +13,20 @@ from torch import Tensor, nn
 
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.intake.sources import Batches
-from ssse.sklearn.adapters import Classifier, places_of
-from ssse.sklearn.composition import tree_of
+from ssse.sklearn.adapters import ClassifierAdapter, class_indices
+from ssse.sklearn.composition import decompose
 
 FAR = 50.0  # below the largest logit: where a class is that the model does not know
 
 
 def classes_of(model: Any) -> list[np.ndarray]:
     """Of each output; of a regression none. Several yes-or-no outputs are what evaluate calls attributes."""
-    tree = tree_of(model)[1]
-    last = tree.estimator
-    if not isinstance(tree.leaves[0], Classifier):
+    composition = decompose(model)[1]
+    last = composition.estimator
+    if not isinstance(composition.adapters[0], ClassifierAdapter):
         return []
     if isinstance(last, OneVsRestClassifier) and last.label_binarizer_.y_type_.startswith("multilabel"):
-        return [np.arange(2) for _ in tree.leaves]
+        return [np.arange(2) for _ in composition.adapters]
     found = last.classes_
     return list(found) if isinstance(found, list) else [found]
 
@@ -37,19 +37,19 @@ class Outputs(nn.Module):
     def __init__(self, model: Any, classes: Sequence[Sequence[Any]]):
         super().__init__()
         check_comparable(classes)
-        transformers, tree = tree_of(model)
+        transformers, composition = decompose(model)
         own = classes_of(model)
         if len(own) != len(classes):
             raise InvalidData(f"A model has {len(own)} outputs with classes, and the first one has {len(classes)}.")
-        coef = np.vstack([np.atleast_2d(leaf.estimator.coef_) for leaf in tree.leaves])
+        coef = np.vstack([np.atleast_2d(adapter.estimator.coef_) for adapter in composition.adapters])
         intercept = np.concatenate(
             [
-                np.broadcast_to(leaf.estimator.intercept_, len(np.atleast_2d(leaf.estimator.coef_)))
-                for leaf in tree.leaves
+                np.broadcast_to(adapter.estimator.intercept_, len(np.atleast_2d(adapter.estimator.coef_)))
+                for adapter in composition.adapters
             ]
         )
         self.transformers, self.attributes = transformers, len(classes) > 1
-        self.places = None if self.attributes else torch.from_numpy(places_of(own[0], np.array(classes[0])))
+        self.places = None if self.attributes else torch.from_numpy(class_indices(own[0], np.array(classes[0])))
         self.outputs = len(classes[0])
         self.linear = nn.Linear(coef.shape[1], len(coef), dtype=torch.float64)
         with torch.no_grad():
@@ -100,10 +100,10 @@ class Coded:
     def _places(self, y: np.ndarray) -> np.ndarray:
         if len(self._classes) == 1:
             y, words = y.reshape(len(y)), self._classes[0].dtype.kind not in "biuf"
-            return places_of(self._names[y] if words else y, self._classes[0])
+            return class_indices(self._names[y] if words else y, self._classes[0])
         if y.ndim != 2 or y.shape[1] != len(self._classes):
             raise InvalidData(f"Labels have the shape {y.shape}; the model has {len(self._classes)} outputs.")
-        return np.stack([places_of(y[:, i], part) for i, part in enumerate(self._classes)], axis=1)
+        return np.stack([class_indices(y[:, i], part) for i, part in enumerate(self._classes)], axis=1)
 
 
 def check_comparable(classes: Sequence[Sequence[Any]]) -> None:

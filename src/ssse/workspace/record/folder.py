@@ -24,6 +24,7 @@ from pathlib import Path
 
 from ssse.errors import Damaged, InvalidSetting
 from ssse.system import files
+from ssse.system.digests import digest_named
 from ssse.workspace import settings as toml
 from ssse.workspace.record import ledger as ledgers
 from ssse.workspace.record.database import LOG
@@ -129,7 +130,7 @@ def state_name(entry: Entry) -> str:
 def summary(made: Mapping[str, str]) -> dict[str, str | None]:
     """The digests of a state's two parts."""
     curvature = {name: digest for name, digest in made.items() if name.startswith(f"{CURVATURE}/")}
-    return {"weights": made[model_file(made)], "curvature": files.digest_of(curvature) if curvature else None}
+    return {"weights": made[model_file(made)], "curvature": digest_named(curvature) if curvature else None}
 
 
 def model_file(made: Mapping[str, str]) -> str:

@@ -6,7 +6,6 @@ is among them, and nothing else. Nothing here imports torch.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sqlite3
 from collections import Counter
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ssse.errors import BrokenArtefact
+from ssse.system.digests import digest_bytes
 from ssse.system.environment import clock
 from ssse.workspace.record.database import (
     FILE,
@@ -251,11 +251,11 @@ class Ledger:
 
 def digest_of_samples(digests: Iterable[int]) -> str:
     """One digest for a set of samples in any order."""
-    return hashlib.sha256(",".join(map(str, sorted(int(d) for d in digests))).encode()).hexdigest()
+    return digest_bytes(",".join(map(str, sorted(int(d) for d in digests))))
 
 
 def _hash(seq: int, time: str, kind: str, request: str | None, details: Mapping[str, Any], previous: str) -> str:
-    return hashlib.sha256(_canonical([seq, time, kind, request, details, previous]).encode()).hexdigest()
+    return digest_bytes(_canonical([seq, time, kind, request, details, previous]))
 
 
 def _canonical(value: Any) -> str:

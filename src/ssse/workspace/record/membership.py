@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from ssse.errors import BrokenArtefact, InvalidData
+from ssse.problem.sample_digests import take_due
 from ssse.system import files
 from ssse.workspace.record.ledger import Ledger
 
@@ -58,19 +59,18 @@ class Membership:
         """Each occurrence counts once: a sample that was trained on twice can be erased twice."""
         erased = ledger.erased(wanted.tolist())
         trained = dict(zip(wanted.tolist(), self.times(wanted).tolist(), strict=True))
-        seen: Counter[int] = Counter()
+        due = Counter({digest: times - len(erased.get(digest, ())) for digest, times in trained.items()})
         fresh: list[int] = []
         strangers: list[int] = []
         already: Counter[str] = Counter()
-        for place, digest in enumerate(wanted.tolist()):
-            by = erased.get(digest, [])
-            if seen[digest] < trained[digest] - len(by):
+        requests = {digest: iter(by) for digest, by in erased.items()}
+        for place, (digest, can_go) in enumerate(zip(wanted.tolist(), take_due(wanted.tolist(), due), strict=True)):
+            if can_go:
                 fresh.append(place)
-            elif seen[digest] < trained[digest]:
-                already[by[seen[digest] - (trained[digest] - len(by))]] += 1
+            elif (request := next(requests.get(digest, iter(())), None)) is not None:
+                already[request] += 1
             else:
                 strangers.append(place)
-            seen[digest] += 1
         return Standing(np.array(fresh, dtype=np.int64), dict(already), strangers)
 
     def remaining(self, data: np.ndarray, erased: Counter[int]) -> np.ndarray:
@@ -91,29 +91,19 @@ class Membership:
                 "often. The curvature is of what the model was trained on; for other data make a new workspace."
             )
         left.subtract(erased)
-        surplus, places = present - left, []
-        for place, digest in enumerate(data.tolist()):
-            if surplus[digest] > 0:
-                surplus[digest] -= 1
-            else:
-                places.append(place)
+        surplus = take_due(data.tolist(), present - left)
         lacking = sum(max(0, count - present[digest]) for digest, count in left.items())
         if lacking:
             raise InvalidData(
                 f"The training data lacks {lacking} samples that were trained on and are not erased. To forget them, "
                 "erase them first."
             )
-        return np.array(places, dtype=np.int64)
+        return np.flatnonzero(~np.array(surplus, dtype=bool))
 
 
 def places_among(data: np.ndarray, wanted: Counter[int]) -> np.ndarray:
     """Places in the data of the wanted samples, each as often as it is wanted and there."""
-    due, places = Counter(wanted), []
-    for place, digest in enumerate(data.tolist()):
-        if due[digest] > 0:
-            due[digest] -= 1
-            places.append(place)
-    return np.array(places, dtype=np.int64)
+    return np.flatnonzero(np.array(take_due(data.tolist(), Counter(wanted)), dtype=bool))
 
 
 def shown(places: Sequence[int]) -> str:

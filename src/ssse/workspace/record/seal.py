@@ -6,13 +6,13 @@ interrupted; the next one finishes its work first. Nothing here imports torch.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ssse.errors import BrokenArtefact
-from ssse.system.files import behind_link, sha256, write_atomically
+from ssse.system.digests import digest_file, digest_json
+from ssse.system.files import behind_link, write_atomically
 from ssse.workspace.record import database, pages
 
 FILE = "seal.json"
@@ -70,7 +70,7 @@ class Seal:
 
     def _body(self) -> bytes:
         plain = {"files": self.files, "command": self.command, "stamp": self.stamp}
-        digest = hashlib.sha256(json.dumps(plain, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+        digest = digest_json(plain)
         whole = {**plain, "digest": digest}
         return json.dumps(whole, sort_keys=True, ensure_ascii=False, indent=1).encode() + b"\n"
 
@@ -82,7 +82,7 @@ def seal_files(folder: Path, names: tuple[str, ...]) -> Seal:
 
 
 def digest_of(path: Path) -> str:
-    return pages.sum_of(path) if path.name == database.FILE else sha256(path)
+    return pages.sum_of(path) if path.name == database.FILE else digest_file(path)
 
 
 def stamp(path: Path) -> list[int]:

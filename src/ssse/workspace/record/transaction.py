@@ -11,6 +11,7 @@ from typing import Any
 
 from ssse.errors import BrokenArtefact, Damaged, SSSEError
 from ssse.system import files
+from ssse.system.digests import digest_folder
 from ssse.workspace import settings as toml
 from ssse.workspace.record import ledger as ledgers
 from ssse.workspace.record.folder import (
@@ -120,7 +121,7 @@ class Hold:
             write(unfinished)
         files.allow_as_usual(unfinished)
         files.sync_all(unfinished)
-        made = files.digests(unfinished)
+        made = digest_folder(unfinished)
         os.rename(unfinished, target)
         files.sync(target.parent)
         whole = {**details, "before": before and before.details["after"], "after": summary(made), "files": made}

@@ -1,0 +1,114 @@
+"""What a request to an eraser comes to: assessed by its sums before and after, or refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ssse.sklearn.outcome import Outcome, notes_on, reasons_for_caution
+from ssse.sklearn.sums import TrainingSums
+
+SAME_AFTER_REFINING = (
+    "k",
+    "n",
+    "erased",
+    "step_norm",
+    "relative_step",
+    "due",
+    "leverage_max",
+    "loss_before",
+    "correction",
+)
+TOO_LONG = (
+    "The step would be {:.3g} times as long as the coefficients, too far for one step. These samples were not in the "
+    "training data in this form (other preprocessing, other labels?), or they are too many: erase fewer at a time."
+)
+TOO_FAR_AWAY = (
+    "The estimator is not near the minimum of its objective on this data: the step there is {:.3g} times as long as "
+    "its coefficients, and may go anywhere. Train it further, or bring it there with `refine` and its data. Or was it "
+    "trained on other data, or with other weights?"
+)
+
+
+def assess_step(
+    policy: str,
+    old: TrainingSums,
+    new: TrainingSums,
+    moved: float | None,
+    distance_bound: float,
+    unproved: float,
+    due: float,
+    pipeline: bool,
+) -> Outcome:
+    """`due`: by how much the samples had to move the model; `unproved`: how much of that is not proved."""
+    size = float(np.linalg.norm(old.parameters()))
+    reasons = reasons_for_caution(
+        bounded=new.bounded, unproved=unproved, due=due, size=size, correction=new.correction, dropped=new.dropped
+    )
+    return Outcome(
+        notes=notes_on(policy, exact=new.exact, pipeline=pipeline),
+        k=old.samples - new.samples,
+        n=old.samples,
+        erased=old.erased,
+        policy=policy,
+        exact=new.exact,
+        distance_bound=distance_bound,
+        gradient_bound=new.gradient,
+        due=due,
+        step_norm=moved,
+        relative_step=None if moved is None else moved / max(size, 1e-300),
+        correction=new.correction,
+    ).judged(reasons)
+
+
+def change_due(policy: str, old: TrainingSums, new: TrainingSums, moved: float | None) -> tuple[float, float]:
+    """By how much the samples had to move the model, at least, and what was unproved of it before.
+
+    A step also goes where the solver had not yet gone; that is not the samples' part. From "joint" on, all
+    requests since the fit are one.
+    """
+    if moved is None:
+        return 0.0, 0.0
+    if policy == "joint":
+        return max(0.0, float(np.linalg.norm(new.parameters() - new.parameters(anchor=True))) - new.shift), 0.0
+    first = old.erased == 0 or old.known_gradient
+    return max(0.0, moved - old.shift * first), 0.0 if first else old.distance
+
+
+def assess_refined(
+    policy: str, last: Outcome | None, old: TrainingSums, new: TrainingSums, lost: float, pipeline: bool
+) -> Outcome:
+    """What was said of the last request, as it stands now."""
+    moved = distance_between(old, new)
+    due = (moved or 0.0) if last is None else last.due or 0.0
+    distance_bound = new.distance + lost
+    now = assess_step(policy, old, new, moved, distance_bound, distance_bound, due, pipeline)
+    now = replace(now, notes=(*now.notes, f"Refined with the {new.samples} samples that remain."))
+    if last is None:
+        return now
+    same = {name: getattr(last, name) for name in SAME_AFTER_REFINING}
+    return replace(now, **same)
+
+
+def refuse_step(policy: str, sums: TrainingSums, k: int, why: str) -> Outcome:
+    reason = f"Without these samples the step cannot be taken: {why}. "
+    if sums.erased and policy == "rebase" and not sums.exact:
+        reason += (
+            "The model has moved since its curvature was taken, and its samples with it: fit the eraser again on "
+            'what remains, refine, or use policy="joint". If it is not that, they '
+        )
+    else:
+        reason += "They "
+    reason += "were not in the training data in this form, are erased already, or the rest does not determine a model."
+    return refuse_request(policy, sums, k, reason)
+
+
+def refuse_request(policy: str, sums: TrainingSums, k: int, reason: str) -> Outcome:
+    return Outcome(k=k, n=sums.samples, erased=sums.erased, policy=policy).refused(reason)
+
+
+def distance_between(old: TrainingSums, new: TrainingSums) -> float | None:
+    """Between their parameters; None where a class has gone, and parameters with it."""
+    before, after = old.parameters(), new.parameters()
+    return float(np.linalg.norm(after - before)) if before.shape == after.shape else None
