@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import ssse
-from ssse.calibration.search import FAR
+from ssse.calibration.search import FURTHEST
 from ssse.curvature.curvature import Calibrated
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.system.store import _digest_manifest
-from tests.calibration.test_search import fitted, on_the_line
+from tests.calibration.test_search import along_the_step, fitted
 from tests.support import dense, problems
 from tests.support.calibrating import (
     DECAY,
@@ -122,7 +122,7 @@ def test_a_loss_that_bends_downwards_is_refused(method):
     curvature = ssse.Curvature.fit(sample.model, concave, sample.data, damping=1e-2, rows="empirical", progress=False)
     messages = {
         "line_search": r"has curvature -\d.* pull with \d.*both must be positive .* not near a minimum",
-        "loss_search": rf"still falls at ε = {FAR:.3g} along this step; there is no minimum to find\. Retrain once",
+        "loss_search": rf"still falls at ε = {FURTHEST:.3g} along this step; there is no minimum to find\. Retrain",
     }
     with refused(ssse.Undecided, messages[method]):
         ssse.calibrate(
@@ -142,7 +142,7 @@ def test_a_loss_that_falls_for_ever_is_refused():
     bent = ssse.calibrate(
         sample.model, curvature, sample.loss, forget, data=sample.data, method="line_search", progress=False
     )
-    message = rf"still falls at ε = {re.escape(f'{FAR * bent.scale:.3g}')} along this step; there is no minimum to find"
+    message = rf"still falls at ε = {re.escape(f'{FURTHEST * bent.scale:.3g}')} along this step; there is no minimum to"
     with refused(ssse.Undecided, message, sample.model):
         ssse.calibrate(sample.model, curvature, sample.loss, forget, data=sample.data, progress=False)
 
@@ -160,7 +160,7 @@ def test_the_loss_need_not_bend_upwards_at_zero():
         def slope(self, _: Any, scale: float = 0.0) -> float:
             return -2 * scale + 4 * scale**3
 
-    found = replace(on_the_line(whole, whole.sample.data), line=Curved(), count=1, pull=3.0, left=1)  # type: ignore[arg-type]
+    found = replace(along_the_step(whole, whole.sample.data), line=Curved(), count=1, pull=3.0, left=1)  # type: ignore[arg-type]
     found = replace(found, stays=found.stays[:1])
     scale, reason = found.by_loss()
     assert 4 * scale**3 - 2 * scale - 3 == pytest.approx(0, abs=1e-5)

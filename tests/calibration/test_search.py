@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import ssse
 from ssse.calibration import search as line_search
-from ssse.calibration.search import Descent, descent
+from ssse.calibration.search import LossAlongStep, loss_along_step
 from tests.support import dense, problems
 from tests.support.calibrating import (
     DECAY,
@@ -174,15 +174,15 @@ def test_data_without_a_length_is_sampled_evenly_too(monkeypatch, size, wrap):
     assert len(half.sample.y[order][:40].unique()) == 1
     ordered = [(half.sample.x[part], half.sample.y[part]) for part in order.split(size)]
     kept = torch.tensor([place for place in order[::4].tolist() if half.rest[place]])
-    found = on_the_line(half, wrap(ordered))
+    found = along_the_step(half, wrap(ordered))
     assert torch.equal(torch.cat([y for _, y in found.stays]), half.sample.y[kept])
     assert torch.equal(torch.cat([x for x, _ in found.stays]), half.sample.x[kept])  # type: ignore[arg-type]
-    assert found.by_loss()[0] == pytest.approx(on_the_line(half, ordered).by_loss()[0], rel=1e-9)
+    assert found.by_loss()[0] == pytest.approx(along_the_step(half, ordered).by_loss()[0], rel=1e-9)
 
 
 def test_short_data_without_a_length_is_taken_whole():
     half = small()
-    assert on_the_line(half, Stream(half.sample.data)).count == 125
+    assert along_the_step(half, Stream(half.sample.data)).count == 125
 
 
 # ------------------------------------------------------------------------------- by the loss: the loss itself
@@ -245,9 +245,9 @@ def test_with_the_residual_the_model_need_not_be_at_a_minimum(sample, fitting, e
     assert found.scale == pytest.approx(minimiser(left, 5.0), rel=1e-6)
 
 
-def on_the_line(whole: Small, data: Any, times: float = 1.0) -> Descent:
+def along_the_step(whole: Small, data: Any, times: float = 1.0) -> LossAlongStep:
     u = whole.erase(whole.curvature).direction
-    return descent(whole.model, whole.curvature, whole.loss, whole.forget, times * u, data, residual=False)
+    return loss_along_step(whole.model, whole.curvature, whole.loss, whole.forget, times * u, data, residual=False)
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
@@ -259,7 +259,7 @@ def test_a_part_of_the_data_bends_the_loss_and_does_not_tilt_it(loss):
     g = dense.gradient(whole.model, plain, *whole.forget[0]) + 50 * DECAY * theta
     tilt = dense.gradient(whole.model, plain, *part[0]) / 20 + DECAY * theta
     exact = float(g @ u) / 100
-    found = [on_the_line(whole, data) for data in (whole.sample.data, part)]
+    found = [along_the_step(whole, data) for data in (whole.sample.data, part)]
     assert found[0].pull == found[1].pull
     assert found[1].pull / found[1].left == pytest.approx(exact, rel=1e-12)
     measured = along(whole.model, plain, *part[0], u)
@@ -274,9 +274,9 @@ def test_a_part_of_the_data_bends_the_loss_and_does_not_tilt_it(loss):
 
 def test_the_length_of_the_step_does_not_matter():
     whole = small(share=1.0)
-    scale, _ = on_the_line(whole, whole.sample.data).by_loss()
+    scale, _ = along_the_step(whole, whole.sample.data).by_loss()
     for times in (1e-9, 1e9):
-        assert times * on_the_line(whole, whole.sample.data, times).by_loss()[0] == pytest.approx(scale, rel=1e-6)
+        assert times * along_the_step(whole, whole.sample.data, times).by_loss()[0] == pytest.approx(scale, rel=1e-6)
 
 
 def test_an_overflow_on_the_way_is_too_far():
@@ -290,7 +290,7 @@ def test_an_overflow_on_the_way_is_too_far():
         cast = replace(sample, model=model, x=sample.x.to(dtype), y=sample.y.to(dtype))
         curvature, forget = fitted(cast, poisson, rows="empirical", damping=1e-2), cast.part(slice(0, 20))
         u = ssse.erase(cast.model, curvature, poisson, forget, scale=1e-9, residual=True).direction
-        found[dtype] = descent(cast.model, curvature, poisson, forget, u, cast.data, residual=True)
+        found[dtype] = loss_along_step(cast.model, curvature, poisson, forget, u, cast.data, residual=True)
     single = found[torch.float32]
     assert np.isnan(single.line.slope(single.stays[0], single.by_curvature()[0]))
     u = found[torch.float64].line.direction
@@ -303,7 +303,7 @@ def test_a_dozen_passes_are_enough(monkeypatch):
     whole, seen = small(share=1.0), []
     plain = line_search.Line.slope
     monkeypatch.setattr(line_search.Line, "slope", lambda self, *args: seen.append(args[1:]) or plain(self, *args))
-    found = on_the_line(whole, whole.sample.data)
+    found = along_the_step(whole, whole.sample.data)
     assert seen == [()]  # S
     found.by_loss()
     assert len(seen) <= 1 + 12

@@ -24,7 +24,7 @@ from ssse.paper.plots import (
 from ssse.paper.settings import Settings
 from ssse.paper.study import (
     Curve,
-    Looker,
+    Scanner,
     Method,
     Removal,
     accuracies,
@@ -371,15 +371,15 @@ class ByHand:
 
 @pytest.fixture(params=["attributes", "classes"])
 def answered(request, monkeypatch) -> tuple[Convex, list[Removal], list[dict[str, Any]], list[list[Tensor]]]:
-    """A study, its removals, the answers, and the directions that were looked along."""
+    """A study, its removals, the answers, and the directions that were measured."""
     directions: list[list[Tensor]] = []
-    along = Looker.along
+    curve = Scanner.curve
 
-    def watched(self: Looker, direction: Tensor, *args: Any, **how: Any) -> Curve:
+    def watched(self: Scanner, direction: Tensor, *args: Any, **how: Any) -> Curve:
         directions[-1].append(direction)
-        return along(self, direction, *args, **how)
+        return curve(self, direction, *args, **how)
 
-    monkeypatch.setattr(Looker, "along", watched)
+    monkeypatch.setattr(Scanner, "curve", watched)
     study = convex(request.param)
     found = []
     for removal in two_removals(study.data):

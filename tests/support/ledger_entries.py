@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ssse.calibration.scan import Scan
+from ssse.evaluation.scan import Scan
 from ssse.evaluation.table import Cell, Evaluation, Measure
 from ssse.workspace.page.page import render
 

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from ssse import baselines
-from ssse.calibration.scan import Undecided
-from ssse.calibration.search import descent
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.erase import erase
 from ssse.metrics.gaps import mean_gap
@@ -24,9 +22,9 @@ from ssse.paper.data.images import Images
 from ssse.paper.settings import Settings
 from ssse.paper.study import (
     Curve,
-    Looker,
     Method,
     Removal,
+    Scanner,
     accuracies,
     timed,
 )
@@ -155,7 +153,7 @@ class Network:
 
     def answers(self) -> list[dict[str, Any]]:
         """Method by method, so that each large curvature is held only while it is needed."""
-        found = [self._key(r) | {"curves": {}} for r in self.removals]
+        found = [self._described(r) | {"curves": {}} for r in self.removals]
         for name, ways in (
             ("single samples", (self._paper, self._out)),
             ("more damping", (self._damped,)),
@@ -202,41 +200,32 @@ class Network:
                 )
         return self.fitted[name]
 
-    def _key(self, removal: Removal) -> dict[str, Any]:
-        splits = self.splits(removal)
-        return {
-            "kind": removal.kind,
-            "rate": removal.rate,
-            "k": len(removal.forget),
-            "n": len(self.x),
-            "retrain_seconds": self.train_seconds / len(self.models),
-            "retrained": accuracies(self.models[removal.words], splits),
-            "original": accuracies(self.model, splits),
-        }
+    def _described(self, removal: Removal) -> dict[str, Any]:
+        return self._scanner(removal).describe(removal, len(self.x), self.train_seconds / len(self.models))
 
-    def _look(self, removal: Removal) -> Looker:
-        return Looker(self.model, LOSS, self.splits(removal), self.models[removal.words])
+    def _scanner(self, removal: Removal) -> Scanner:
+        return Scanner(self.model, LOSS, self.splits(removal), self.models[removal.words])
 
     def _single(self) -> Curvature:
         return self.curvature(
             "single", rows="empirical", structure="lowrank", blocks=BLOCK, memory_budget=self._most_memory()
         )
 
-    def _erased(self, removal: Removal, curvature: Curvature, **how: Any) -> tuple[Tensor, float, Looker]:
-        look = self._look(removal)
+    def _erased(self, removal: Removal, curvature: Curvature, **how: Any) -> tuple[Tensor, float, Scanner]:
+        scanner = self._scanner(removal)
         with exact_arithmetic():
-            step, seconds = timed(
-                lambda: erase(self.model, curvature, LOSS, look.splits["forgotten"], scale=1.0, **how), self.device
+            erasure, seconds = timed(
+                lambda: erase(self.model, curvature, LOSS, scanner.splits["forgotten"], scale=1.0, **how), self.device
             )
-        return step.direction, seconds, look
+        return erasure.direction, seconds, scanner
 
     def _paper(self, removal: Removal) -> dict[str, Curve]:
-        step, seconds, look = self._erased(removal, self._single(), leave_out=False)
-        return {"paper": look.along(step, seconds, SCALES, fit_seconds=self.fit_seconds["single"])}
+        step, seconds, scanner = self._erased(removal, self._single(), leave_out=False)
+        return {"paper": scanner.curve(step, seconds, SCALES, fit_seconds=self.fit_seconds["single"])}
 
     def _out(self, removal: Removal) -> dict[str, Curve]:
-        step, seconds, look = self._erased(removal, self._single())
-        return {"out": look.along(step, seconds, SCALES)}
+        step, seconds, scanner = self._erased(removal, self._single())
+        return {"out": scanner.curve(step, seconds, SCALES)}
 
     def _damped(self, removal: Removal) -> dict[str, Curve]:
         if "damped" not in self.fitted:
@@ -244,8 +233,8 @@ class Network:
             del self.fitted["single"]
         found = {}
         for name, leave_out in (("damped", False), ("damped_out", True)):
-            step, seconds, look = self._erased(removal, self.fitted["damped"], leave_out=leave_out)
-            found[name] = look.along(step, seconds, SCALES)
+            step, seconds, scanner = self._erased(removal, self.fitted["damped"], leave_out=leave_out)
+            found[name] = scanner.curve(step, seconds, SCALES)
         return found
 
     def _ten(self, removal: Removal) -> dict[str, Curve]:
@@ -259,29 +248,23 @@ class Network:
         )
         found = {}
         for name, residual in (("ten", False), ("gradient", True)):
-            step, seconds, look = self._erased(removal, curvature, leave_out=False, residual=residual)
-            found[name] = look.along(step, seconds, SCALES, fit_seconds=self.fit_seconds["ten"])
+            step, seconds, scanner = self._erased(removal, curvature, leave_out=False, residual=residual)
+            found[name] = scanner.curve(step, seconds, SCALES, fit_seconds=self.fit_seconds["ten"])
         return found
 
     def _head(self, removal: Removal) -> dict[str, Curve]:
         curvature = self.curvature("head", rows="expected", structure="dense", damping=HEAD_DAMPING, parameters="head")
-        step, seconds, look = self._erased(removal, curvature)
+        step, seconds, scanner = self._erased(removal, curvature)
         names = curvature.layout.names
-        forget = list(look.splits["forgotten"])
-
-        def search() -> tuple[float, str]:
-            try:
-                return descent(self.model, curvature, LOSS, forget, step, self.batches, False).by_loss()
-            except Undecided as undecided:
-                return 1.0, f"undecided, so 1: {undecided}"
-
-        (searched, why), searching = timed(search, self.device)
+        (searched, why), searching = timed(lambda: scanner.search(curvature, step, self.batches), self.device)
         scales = np.union1d(SCALES, [searched])
-        return {"head": look.along(step, seconds, scales, names, searched=searched, search_seconds=searching, why=why)}
+        return {
+            "head": scanner.curve(step, seconds, scales, names, searched=searched, search_seconds=searching, why=why)
+        }
 
     def _baselines(self, removal: Removal) -> dict[str, Curve]:
-        look, decay = self._look(removal), self.size.recipe.decay
-        forget = look.splits["forgotten"]
+        scanner, decay = self._scanner(removal), self.size.recipe.decay
+        forget = scanner.splits["forgotten"]
         squares = self.curvature("squares", rows="empirical", structure="diagonal")
         fisher = self.curvature("fisher", rows="expected", structure="diagonal")
         with exact_arithmetic():
@@ -294,16 +277,16 @@ class Network:
         assert ascent.direction is not None
         assert diagonal.direction is not None
         curves = {
-            "ascent": look.along(ascent.direction, ascent.seconds, RATES),
-            "diagonal": look.along(diagonal.direction, diagonal.seconds, WIDE),
-            "scrubbing": look.along(noise.step, noise.seconds, NOISE),
-            "dampening": look.at(damped.step, damped.seconds),
+            "ascent": scanner.curve(ascent.direction, ascent.seconds, RATES),
+            "diagonal": scanner.curve(diagonal.direction, diagonal.seconds, WIDE),
+            "scrubbing": scanner.curve(noise.step, noise.seconds, NOISE),
+            "dampening": scanner.point(damped.step, damped.seconds),
         }
         if removal.place == self.removals[0].place:  # an epoch of small steps: of one class alone
             tuned = baselines.fine_tuning(
                 self.model, None, LOSS, forget, data=self.batches, weight_decay=decay, progress=False
             )
-            curves["tuning"] = look.at(tuned.step, tuned.seconds)
+            curves["tuning"] = scanner.point(tuned.step, tuned.seconds)
         return curves
 
     def _most_memory(self) -> int | None:

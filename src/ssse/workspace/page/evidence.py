@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ssse.calibration.scan import Scan
+from ssse.evaluation.scan import Scan
 from ssse.evaluation.table import Evaluation
 from ssse.rendering.document import Drawn
 from ssse.rendering.numbers import NOTHING

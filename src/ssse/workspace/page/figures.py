@@ -13,10 +13,10 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.gridspec import GridSpec
 
-from ssse.calibration.figures import heat_map, scan_figure
-from ssse.calibration.scan import Scan
+from ssse.calibration.figures import heat_map
 from ssse.erasure.diagnostics import LARGE_LEVERAGE
-from ssse.evaluation.figures import evaluation_figure
+from ssse.evaluation.figures import evaluation_figure, scan_figure
+from ssse.evaluation.scan import Scan
 from ssse.evaluation.table import Evaluation
 from ssse.rendering import svg
 from ssse.rendering.document import Drawn
