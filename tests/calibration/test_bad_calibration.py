@@ -154,14 +154,14 @@ def test_the_loss_need_not_bend_upwards_at_zero():
     class Curved:
         direction = torch.zeros(1)
 
-        def bend(self, _: Any) -> float:
+        def second_derivative(self, _: Any) -> float:
             return -2.0
 
-        def slope(self, _: Any, scale: float = 0.0) -> float:
+        def derivative(self, _: Any, scale: float = 0.0) -> float:
             return -2 * scale + 4 * scale**3
 
-    found = replace(along_the_step(whole, whole.sample.data), line=Curved(), count=1, pull=3.0, left=1)  # type: ignore[arg-type]
-    found = replace(found, stays=found.stays[:1])
+    found = along_the_step(whole, whole.sample.data)
+    found = replace(found, path=Curved(), retained=found.retained[:1], count=1, pull=3.0, remaining=1)  # type: ignore[arg-type]
     scale, reason = found.by_loss()
     assert 4 * scale**3 - 2 * scale - 3 == pytest.approx(0, abs=1e-5)
     assert "at θ* it does not bend upwards" in reason

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import ssse
-from ssse.calibration import search as line_search
+from ssse.calibration import search
 from ssse.calibration.search import LossAlongStep, loss_along_step
+from ssse.evaluation.step_path import StepPath
+from ssse.problem.problem import Problem
 from tests.support import dense, problems
 from tests.support.calibrating import (
     DECAY,
@@ -143,7 +145,7 @@ def test_any_step_gets_the_minimum_of_the_dense_quadratic_model(sample, fitting,
 def test_a_sample_is_taken_evenly_from_sorted_data(monkeypatch):
     """The first samples of sorted data are all of one class."""
     half = small()
-    monkeypatch.setattr(line_search, "SAMPLE", 40)
+    monkeypatch.setattr(search, "SAMPLE", 40)
     order = half.sample.y.argsort(stable=True)
     ordered = [(half.sample.x[part], half.sample.y[part]) for part in order.split(11)]
     u = half.erase(half.curvature).direction
@@ -169,14 +171,14 @@ class Stream:
 def test_data_without_a_length_is_sampled_evenly_too(monkeypatch, size, wrap):
     """Sorted by class: the first 40 are all of one. Every other one goes, twice: every fourth stays, in any cut."""
     half = small()
-    monkeypatch.setattr(line_search, "SAMPLE", 40)
+    monkeypatch.setattr(search, "SAMPLE", 40)
     order = half.sample.y.argsort(stable=True)
     assert len(half.sample.y[order][:40].unique()) == 1
     ordered = [(half.sample.x[part], half.sample.y[part]) for part in order.split(size)]
     kept = torch.tensor([place for place in order[::4].tolist() if half.rest[place]])
     found = along_the_step(half, wrap(ordered))
-    assert torch.equal(torch.cat([y for _, y in found.stays]), half.sample.y[kept])
-    assert torch.equal(torch.cat([x for x, _ in found.stays]), half.sample.x[kept])  # type: ignore[arg-type]
+    assert torch.equal(torch.cat([y for _, y in found.retained]), half.sample.y[kept])
+    assert torch.equal(torch.cat([x for x, _ in found.retained]), half.sample.x[kept])  # type: ignore[arg-type]
     assert found.by_loss()[0] == pytest.approx(along_the_step(half, ordered).by_loss()[0], rel=1e-9)
 
 
@@ -261,7 +263,7 @@ def test_a_part_of_the_data_bends_the_loss_and_does_not_tilt_it(loss):
     exact = float(g @ u) / 100
     found = [along_the_step(whole, data) for data in (whole.sample.data, part)]
     assert found[0].pull == found[1].pull
-    assert found[1].pull / found[1].left == pytest.approx(exact, rel=1e-12)
+    assert found[1].pull / found[1].remaining == pytest.approx(exact, rel=1e-12)
     measured = along(whole.model, plain, *part[0], u)
     wanted = minimiser(lambda scale: measured(scale) - scale * (float(tilt @ u) + exact), 5.0)
     scale, reason = found[1].by_loss()
@@ -292,8 +294,8 @@ def test_an_overflow_on_the_way_is_too_far():
         u = ssse.erase(cast.model, curvature, poisson, forget, scale=1e-9, residual=True).direction
         found[dtype] = loss_along_step(cast.model, curvature, poisson, forget, u, cast.data, residual=True)
     single = found[torch.float32]
-    assert np.isnan(single.line.slope(single.stays[0], single.by_curvature()[0]))
-    u = found[torch.float64].line.direction
+    assert np.isnan(single.path.derivative(single.retained[0], single.by_curvature()[0]))
+    u = found[torch.float64].path.direction
     wanted = minimiser(along(sample.model, poisson, sample.x[20:], sample.y[20:], u), 5.0)
     assert found[torch.float64].by_loss()[0] == pytest.approx(wanted, rel=1e-6)
     assert single.by_loss()[0] == pytest.approx(wanted, rel=1e-3)
@@ -301,8 +303,8 @@ def test_an_overflow_on_the_way_is_too_far():
 
 def test_a_dozen_passes_are_enough(monkeypatch):
     whole, seen = small(share=1.0), []
-    plain = line_search.Line.slope
-    monkeypatch.setattr(line_search.Line, "slope", lambda self, *args: seen.append(args[1:]) or plain(self, *args))
+    plain = StepPath.derivative
+    monkeypatch.setattr(StepPath, "derivative", lambda self, *args: seen.append(args[1:]) or plain(self, *args))
     found = along_the_step(whole, whole.sample.data)
     assert seen == [()]  # S
     found.by_loss()
@@ -313,12 +315,12 @@ def test_a_dozen_passes_are_enough(monkeypatch):
 def test_the_slope_at_any_scale(sample):
     theta = dense.theta(sample.model)
     u = torch.randn(theta.shape, generator=torch.Generator().manual_seed(3), dtype=theta.dtype)
-    line = line_search.Line(line_search.Problem(sample.model, sample.loss, "all"), u)
+    path = StepPath(Problem(sample.model, sample.loss, "all"), u)
     for scale in (0.0, 0.7, -2.0):
         moved = put(copy.deepcopy(sample.model), theta + scale * u)
         wanted = float(dense.gradient(moved, dense.LOSSES[sample.loss], sample.x, sample.y) @ u)
-        assert line.slope((sample.x, sample.y), scale) == pytest.approx(wanted, rel=1e-12)
-    assert line.slope((sample.x, sample.y)) == line.slope((sample.x, sample.y), 0.0)
+        assert path.derivative((sample.x, sample.y), scale) == pytest.approx(wanted, rel=1e-12)
+    assert path.derivative((sample.x, sample.y)) == path.derivative((sample.x, sample.y), 0.0)
 
 
 # --------------------------------------------------------------------------------- both: long steps, streams, parts

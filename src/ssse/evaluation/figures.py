@@ -205,9 +205,9 @@ def _curve(ax: Axes, scan: Curves, values: np.ndarray | None, title: str) -> Non
 
 def _accuracies(ax: Axes, scan: Curves) -> None:
     """The difference to the retrained model where there is one, else the accuracy itself."""
-    for style, (split, values) in enumerate(scan.accuracy.items()):
+    for index, (split, values) in enumerate(scan.accuracy.items()):
         shown = values if scan.retrained is None else np.abs(values - scan.retrained[split])
-        plot_series(ax, scan.scales, 100 * shown, SPLITS[split], style)
+        plot_series(ax, scan.scales, 100 * shown, SPLITS[split], index=index)
     title = "accuracy, %" if scan.retrained is None else "accuracy difference to\nretrained, points"
     ax.set_ylabel(title)
     top = 100.0 if scan.retrained is None else max(1.0, ax.get_ylim()[1])

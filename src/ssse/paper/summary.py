@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ssse.metrics.gaps import mean_gap
-from ssse.paper.choice import place_of
+from ssse.paper.judged_scale import index_of
 from ssse.paper.plots import Answers
-from ssse.paper.result import Line
+from ssse.paper.result import SummaryRow
 from ssse.paper.study import (
     Curve,
     Method,
@@ -21,11 +21,11 @@ from ssse.paper.study import (
 )
 
 
-def lines_of(
+def summary_rows(
     answers: Answers, methods: Sequence[Method], data: str, floors: Mapping[float, Mapping[str, float]]
-) -> list[Line]:
+) -> list[SummaryRow]:
     """Rates from the largest down."""
-    found: list[Line] = []
+    found: list[SummaryRow] = []
     for rate in sorted({a["rate"] for a in answers}, reverse=True):
         chosen = [a for a in answers if a["rate"] == rate]
         found.append(_nothing(chosen, data, f"{rate:.0%}"))
@@ -43,7 +43,7 @@ def lines_of(
 
 def standing(answer: Mapping[str, Any], method: Method) -> int:
     """The place on its curve at which a method is judged on a request."""
-    return place_of(answer["curves"][method.key], method.chosen, answer["rate"] == 1.0, answer.get("chance", 0.0))
+    return index_of(answer["curves"][method.key], method.chosen, answer["rate"] == 1.0, answer.get("chance", 0.0))
 
 
 def gaps_before(answers: Answers) -> list[float]:
@@ -51,22 +51,22 @@ def gaps_before(answers: Answers) -> list[float]:
     return [100 * mean_gap(a["original"], a["retrained"]) for a in answers]
 
 
-def _nothing(answers: Answers, data: str, removed: str) -> Line:
+def _nothing(answers: Answers, data: str, removed: str) -> SummaryRow:
     gaps = gaps_before(answers)
     return _bare(data, removed, "the original model: nothing erased", mean_of(gaps), spread_of(gaps), None)
 
 
 def _bare(
     data: str, removed: str, label: str, gap: float | None, spread: float | None, retrain_seconds: float | None
-) -> Line:
-    return Line(data, removed, label, "–", gap, spread, "", None, None, None, retrain_seconds, "–", "floor")
+) -> SummaryRow:
+    return SummaryRow(data, removed, label, "–", gap, spread, "", None, None, None, retrain_seconds, "–", "floor")
 
 
-def _line(answers: Answers, method: Method, data: str, removed: str) -> Line:
+def _line(answers: Answers, method: Method, data: str, removed: str) -> SummaryRow:
     places = [(a, a["curves"][method.key], standing(a, method)) for a in answers]
     scales = np.array([numbers(curve["scales"])[place] for _, curve, place in places])
     gaps = [value_at(curve, "mean_gap", place) for _, curve, place in places]
-    return Line(
+    return SummaryRow(
         data,
         removed,
         method.label,

@@ -50,9 +50,13 @@ def new_figure(width: float, height: float, columns: int = 1, rows: int = 1) -> 
     return figure, axes
 
 
-def plot_series(ax: Axes, x: np.ndarray, y: np.ndarray, label: str, style: int) -> None:
-    """One of several curves in a panel, told apart by colour, line and some eight markers, which do not coincide."""
-    color, line, marker = STYLES[style % len(STYLES)]
+def plot_series(ax: Axes, x: np.ndarray, y: np.ndarray, label: str, *, index: int, style: int | None = None) -> str:
+    """One of several curves in a panel, in a style of its own, with some eight markers that do not coincide.
+
+    Args: index: among the curves of the panel. style: which of `STYLES`; None: that of the index.
+    Returns: its colour.
+    """
+    color, line, marker = STYLES[(index if style is None else style) % len(STYLES)]
     every = max(1, len(x) // 8)
     ax.plot(
         x,
@@ -61,10 +65,11 @@ def plot_series(ax: Axes, x: np.ndarray, y: np.ndarray, label: str, style: int) 
         linestyle=line,
         linewidth=1.6,
         marker=marker,
-        markevery=(style % every, every),
+        markevery=(index % every, every),
         markersize=4,
         label=label,
     )
+    return color
 
 
 def scale_axis(ax: Axes, scales: np.ndarray) -> None:

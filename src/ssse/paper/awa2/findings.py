@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from ssse.paper.choice import START
 from ssse.paper.convex import (
     DEFAULT,
     EXACT,
@@ -15,6 +14,7 @@ from ssse.paper.convex import (
     PAPER_OUT,
     SEARCHED,
 )
+from ssse.paper.judged_scale import START
 from ssse.paper.plots import Answers, over_requests, values_of
 from ssse.paper.result import Finding, Target
 from ssse.paper.study import numbers

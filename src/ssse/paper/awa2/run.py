@@ -24,7 +24,7 @@ from ssse.paper.convex import METHODS as COMMON
 from ssse.paper.data.digits import digit_classes
 from ssse.paper.data.features import load_awa2, random_split
 from ssse.paper.data.npz import Features
-from ssse.paper.result import Result
+from ssse.paper.result import STAND_IN, Result
 from ssse.paper.settings import Settings
 from ssse.paper.study import (
     Removal,
@@ -32,8 +32,8 @@ from ssse.paper.study import (
     draw_removals,
     mean_of,
 )
-from ssse.paper.summary import chosen_scales, lines_of, note_on_search
-from ssse.rendering.document import Grid, as_plain
+from ssse.paper.summary import chosen_scales, note_on_search, summary_rows
+from ssse.rendering.document import PageTable, as_plain
 
 DECAY = 1e-4
 BLOCK = 45_000
@@ -87,7 +87,7 @@ def compose(numbers: dict[str, Any]) -> Result:
     """Figures, tables and findings from the numbers alone."""
     sets, small = numbers["sets"], numbers["form"] == "small"
     title = "SSSE on classes of animals: a linear softmax classifier"
-    result = Result("awa2", title, numbers["form"], numbers=numbers)
+    result = Result("awa2", title, numbers["form"], sets[0]["title"] == STAND_IN, numbers=numbers)
     result.data = [found["data"] for found in sets]
     result.differs = [_difference(found) for found in sets]
     for found in sets:
@@ -95,7 +95,7 @@ def compose(numbers: dict[str, Any]) -> Result:
         result.figures += drawings(found["title"], answers, floors)
         result.tables.append(_scales(found["title"], answers))
         result.findings += findings(found["title"], answers)
-        result.summary += lines_of(answers, METHODS, found["title"], floors)
+        result.summary += summary_rows(answers, METHODS, found["title"], floors)
     result.targets = [] if small else targets(sets)
     retraining = mean_of(a["retrain_seconds"] for found in sets for a in found["answers"])
     result.notes = [
@@ -119,18 +119,18 @@ def _difference(found: dict[str, Any]) -> str:
     paper = "the paper: 26,125 × 2,048, 50 classes, 93.08 %, ResNet-101 features"
     split = "random 70/10/20 split of all samples, features standardised and divided by √p"
     return f"{shape} ({paper}); {split}.{ABOUT.get(found['title'], '')}" + (
-        " These are digits, not animals." if found["title"] == "digits" else ""
+        " These are digits, not animals." if found["title"] == STAND_IN else ""
     )
 
 
-def _scales(title: str, answers: list[dict[str, Any]]) -> Grid:
+def _scales(title: str, answers: list[dict[str, Any]]) -> PageTable:
     """Where ε ends up, by the paper's rule and by the search that needs no retrained model."""
     rows = []
     for rate in sorted({a["rate"] for a in answers}):
         found = [chosen_scales(answers, method, rate) for method in (PAPER, PAPER_OUT, SEARCHED)]
         rows.append([f"{rate:.0%}", *(f"{v.mean():.3g} ({v.min():.3g} to {v.max():.3g})" for v in found)])
     columns = ("removed", "SSSE over D, smallest δ", "SSSE over D∖S, smallest δ", "expected over D∖S, loss search")
-    return Grid(f"{title}: the ε of each request, mean and range over classes", columns, rows, "Figure 3a")
+    return PageTable(f"{title}: the ε of each request, mean and range over classes", columns, rows, "Figure 3a")
 
 
 def prepare(settings: Settings) -> list[tuple[Convex, list[Removal], str]]:
@@ -146,7 +146,7 @@ def _prepare(settings: Settings, found: Features) -> tuple[Convex, list[Removal]
     train, test = (split == 0).nonzero()[:, 0], (split == 2).nonzero()[:, 0]
     x = found.x.double()
     x = (x - x[train].mean(0)) / x[train].std(0).clamp_min(1e-6) / x.shape[1] ** 0.5
-    title = "digits" if settings.data is None else found.source.split(":")[0].split(",")[0].removesuffix(".npz")
+    title = STAND_IN if settings.data is None else found.source.split(":")[0].split(",")[0].removesuffix(".npz")
     data = Tabular(x[train], found.y[train], x[test], found.y[test], found.names, title)
     empirical = {"structure": "lowrank", "blocks": BLOCK}
     if len(train) > LARGE:

@@ -22,7 +22,7 @@ from ssse.paper.convex import (
 )
 from ssse.paper.data.digits import digit_attributes
 from ssse.paper.data.features import load_celeba, random_split
-from ssse.paper.result import Result
+from ssse.paper.result import STAND_IN, Result
 from ssse.paper.settings import Settings
 from ssse.paper.study import (
     Removal,
@@ -30,8 +30,8 @@ from ssse.paper.study import (
     mean_of,
     numbers,
 )
-from ssse.paper.summary import lines_of, note_on_search, standing
-from ssse.rendering.document import Grid, as_plain
+from ssse.paper.summary import note_on_search, standing, summary_rows
+from ssse.rendering.document import PageTable, as_plain
 
 DECAY = 1e-4
 RARE = 0.2
@@ -71,13 +71,13 @@ def compose(numbers: dict[str, Any]) -> Result:
     answers, shown = numbers["answers"], tuple(numbers["shown"])
     floors = {float(rate): floor for rate, floor in numbers["floors"].items()}
     title = "SSSE on face attributes: a linear multi-attribute classifier"
-    result = Result("celeba", title, numbers["form"], numbers=numbers)
+    result = Result("celeba", title, numbers["form"], numbers["title"] == STAND_IN, numbers=numbers)
     result.data, result.differs = [numbers["data"]], numbers["differs"]
     result.figures = drawings(answers, floors)
     result.tables = [_table(numbers["table"]), _best_scales(answers)]
     result.findings = celeba_findings.findings(answers, numbers["own"])
     result.targets = celeba_findings.targets(answers, shown) if numbers["form"] == "full" else []
-    result.summary = lines_of(answers, METHODS, numbers["title"], floors)
+    result.summary = summary_rows(answers, METHODS, numbers["title"], floors)
     retraining = mean_of(a["retrain_seconds"] for a in answers)
     stopped = mean_of(floor["gradient_norm"] for floor in floors.values())
     result.notes = [
@@ -185,7 +185,7 @@ def models_side_by_side(study: Convex, removals: list[Removal]) -> list[dict[str
     return rows
 
 
-def _table(found: list[dict[str, Any]]) -> Grid:
+def _table(found: list[dict[str, Any]]) -> PageTable:
     """The paper's own numbers below ours."""
     rows: list[list[Any]] = []
     for kind, rate in dict.fromkeys((row["kind"], row["rate"]) for row in found):
@@ -197,10 +197,10 @@ def _table(found: list[dict[str, Any]]) -> Grid:
         "L₋S and its gradient are averaged over attributes. ε as in the paper: argmax γ. Rows that begin with 'paper' "
         "are its own numbers, on its own features."
     )
-    return Grid("Loss, gradient and accuracies after removing two attributes", columns, rows, "Table 1", note)
+    return PageTable("Loss, gradient and accuracies after removing two attributes", columns, rows, "Table 1", note)
 
 
-def _best_scales(answers: list[dict[str, Any]]) -> Grid:
+def _best_scales(answers: list[dict[str, Any]]) -> PageTable:
     """How consistent ε is over attributes and rates."""
     rows = []
     for rate in sorted({a["rate"] for a in answers}):
@@ -229,7 +229,7 @@ def _best_scales(answers: list[dict[str, Any]]) -> Grid:
         "max γ, mean",
         "least",
     )
-    return Grid("The best ε of the paper's update, request by request", columns, rows, "Figure 2")
+    return PageTable("The best ε of the paper's update, request by request", columns, rows, "Figure 2")
 
 
 PAPER_TABLE = {
@@ -267,7 +267,7 @@ def prepare(settings: Settings) -> tuple[Convex, list[Removal], str]:
     x = found.x.double()
     x = x / x[train].square().sum(1).mean().sqrt()
     y = found.y.double()
-    data = Tabular(x[train], y[train], x[test], y[test], found.names, "digits" if settings.data is None else "faces")
+    data = Tabular(x[train], y[train], x[test], y[test], found.names, STAND_IN if settings.data is None else "faces")
     blocks = {"structure": "dense", "blocks": "output"}
     study = Convex(settings, data, "binary_cross_entropy", DECAY, Fits(blocks, blocks, blocks))
     share = data.y.mean(0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ssse.paper.choice import START
+from ssse.paper.judged_scale import START
 from ssse.paper.network import (
     ASCENT,
     GRADIENT,
