@@ -24,9 +24,14 @@ class Record:
     """One model on one split, sample by sample; NaN where its logits are not finite."""
 
     right: np.ndarray  # 1 or 0; with attributes the share that is right
-    phi: np.ndarray | None  # log p_y − log(1 − p_y)
+    confidences: np.ndarray | None  # log p_y − log(1 − p_y), where they were asked for
     divergence: np.ndarray | None  # KL from the average of the retrained models but one
     logits: np.ndarray | None
+
+    @property
+    def phi(self) -> np.ndarray:
+        assert self.confidences is not None
+        return self.confidences
 
     @property
     def accuracy(self) -> float:

@@ -20,7 +20,7 @@ from ssse.metrics.distance import same_parameters
 from ssse.metrics.scores import as_logits, check_alike
 from ssse.metrics.similarity import attribute_auc, share, similarity_of
 from ssse.problem.batches import Batch
-from ssse.problem.losses import LossLike
+from ssse.problem.losses import Loss, LossLike
 from ssse.problem.problem import ParameterChoice, Problem
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Scan:
 def scan(
     model: nn.Module,
     direction: Tensor | np.ndarray | Sequence[float],
-    loss_fn: LossLike,
+    loss_fn: LossLike | Loss,
     splits: Splits,
     *,
     scales: float | Iterable[float] = DEFAULT_SCALES,
@@ -256,8 +256,7 @@ def _accuracies(measured: MeasuredSplit[int | str], steps: range) -> np.ndarray:
 
 
 def _confidences(measured: MeasuredSplit[int | str], grid: np.ndarray) -> list[np.ndarray]:
-    each = [measured.records[step].phi for step in range(len(grid))]
-    return [phi for phi in each if phi is not None]
+    return [measured.records[step].phi for step in range(len(grid))]
 
 
 def _divergences(forgotten: MeasuredSplit[int | str], grid: np.ndarray) -> np.ndarray:
