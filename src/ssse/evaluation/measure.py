@@ -83,10 +83,10 @@ def measure_split(
         if kind != (task or kind):
             raise InvalidData(f"Some batches of '{split}' have class indices as labels, others attributes.")
         task, outputs = kind, first.shape[1]
-        far = _divergences(logits, task, retrained)
+        divergences = _divergences(logits, task, retrained)
         for key, z in logits.items():
             part = parts.setdefault(key, _Parts())
-            part.add(z, truth, task, with_confidences, far.get(key), keep=split == "forgotten")
+            part.add(z, truth, task, with_confidences, divergences.get(key), keep=split == "forgotten")
         labels.append(truth)
     if task is None:
         raise InvalidData(f"The split '{split}' is empty; leave it out, or pass its samples.")

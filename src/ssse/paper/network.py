@@ -60,13 +60,13 @@ class Size:
     """What differs between the full experiment and its small form.
 
     Attributes:
-        classes: how many of the first classes are removed. looked: samples of each large split that are looked at in a
-            scan. batch: samples that are evaluated together.
+        classes: how many of the first classes are removed. scanned: samples of each large split that a scan
+            measures. batch: samples that are evaluated together.
     """
 
     recipe: Recipe
     classes: int = 5
-    looked: int = 5_000
+    scanned: int = 5_000
     batch: int = 2_000
 
 
@@ -98,7 +98,7 @@ class Network:
             keeps = [keep.to(self.device) for _, keep, _ in jobs]
             seeds = [self.settings.seed + seed for _, _, seed in jobs]
             recipe = self.size.recipe
-            found, seconds = timed(
+            models, seconds = timed(
                 lambda: train_networks(
                     self.x,
                     self.y,
@@ -112,7 +112,7 @@ class Network:
             )
             states = {
                 f"{i}|{name}": value.cpu()
-                for i, model in enumerate(found)
+                for i, model in enumerate(models)
                 for name, value in model.state_dict().items()
             }
             return states | {"seconds": torch.tensor(seconds, dtype=torch.float64)}
@@ -141,7 +141,7 @@ class Network:
         generator = torch.Generator().manual_seed(self.settings.seed)
 
         def part(places: Tensor) -> Tensor:
-            return places[torch.randperm(len(places), generator=generator)[: self.size.looked]]
+            return places[torch.randperm(len(places), generator=generator)[: self.size.scanned]]
 
         stays, others, same = part(removal.keep), part((~removal.same).nonzero()[:, 0]), removal.same.to(self.device)
         return {
@@ -153,7 +153,7 @@ class Network:
 
     def answers(self) -> list[dict[str, Any]]:
         """Method by method, so that each large curvature is held only while it is needed."""
-        found = [self._described(r) | {"curves": {}} for r in self.removals]
+        answers = [self._described(r) | {"curves": {}} for r in self.removals]
         for name, ways in (
             ("single samples", (self._paper, self._out)),
             ("more damping", (self._damped,)),
@@ -168,24 +168,24 @@ class Network:
                     def measure(way=way, removal=removal) -> dict[str, Curve]:
                         return way(removal)
 
-                    found[i]["curves"] |= self.settings.cache.numbers(key, measure)
+                    answers[i]["curves"] |= self.settings.cache.numbers(key, measure)
             kept = self.fitted.get("single") if name == "single samples" else None  # to be damped more
             self.fitted = {} if kept is None else {"single": kept}
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()  # else the next budget would not see what was just freed
-        return found
+        return answers
 
     def floor(self) -> dict[float, dict[str, float]]:
         """Two retrained seeds, for the first class at each rate."""
-        found = {}
+        floors = {}
         for removal in self.removals:
             other = self.models.get(f"{removal.words}, another seed")
             if other is not None:
                 splits = self.splits(removal)
                 one, two = accuracies(self.models[removal.words], splits), accuracies(other, splits)
                 test = [100 * (two[s] - one[s]) for s in ("test_other", "test_same")]
-                found[removal.rate] = {"gap": 100 * mean_gap(one, two), "test_other": test[0], "test_same": test[1]}
-        return found
+                floors[removal.rate] = {"gap": 100 * mean_gap(one, two), "test_other": test[0], "test_same": test[1]}
+        return floors
 
     def curvature(self, name: str, **how: Any) -> Curvature:
         if name not in self.fitted:
@@ -231,11 +231,11 @@ class Network:
         if "damped" not in self.fitted:
             self.fitted["damped"] = self._single().with_damping(STRONGER)
             del self.fitted["single"]
-        found = {}
+        curves = {}
         for name, leave_out in (("damped", False), ("damped_out", True)):
             step, seconds, scanner = self._erased(removal, self.fitted["damped"], leave_out=leave_out)
-            found[name] = scanner.curve(step, seconds, SCALES)
-        return found
+            curves[name] = scanner.curve(step, seconds, SCALES)
+        return curves
 
     def _ten(self, removal: Removal) -> dict[str, Curve]:
         curvature = self.curvature(
@@ -246,11 +246,11 @@ class Network:
             blocks=BLOCK,
             memory_budget=self._most_memory(),
         )
-        found = {}
+        curves = {}
         for name, residual in (("ten", False), ("gradient", True)):
             step, seconds, scanner = self._erased(removal, curvature, leave_out=False, residual=residual)
-            found[name] = scanner.curve(step, seconds, SCALES, fit_seconds=self.fit_seconds["ten"])
-        return found
+            curves[name] = scanner.curve(step, seconds, SCALES, fit_seconds=self.fit_seconds["ten"])
+        return curves
 
     def _head(self, removal: Removal) -> dict[str, Curve]:
         curvature = self.curvature("head", rows="expected", structure="dense", damping=HEAD_DAMPING, parameters="head")

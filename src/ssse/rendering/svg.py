@@ -39,8 +39,8 @@ def inline(svg: str) -> str:
 
 def width(svg: str) -> float:
     """In CSS pixels; matplotlib writes points."""
-    found = re.search(r'<svg[^>]*?\bwidth="([\d.]+)pt"', svg)
-    return float(found[1]) * 4 / 3 if found else 640.0
+    match = re.search(r'<svg[^>]*?\bwidth="([\d.]+)pt"', svg)
+    return float(match[1]) * 4 / 3 if match else 640.0
 
 
 def _apart(svg: str, name: str) -> str:

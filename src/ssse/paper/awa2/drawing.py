@@ -38,7 +38,7 @@ BEYOND = {
 def drawings(title: str, answers: Answers, floors: Mapping[float, Mapping[str, float]]) -> list[PageFigure]:
     rates = sorted({a["rate"] for a in answers})
     ratio = [over_requests(answers, "paper", r, f"{r:.0%} removed", values_of("ratio"), mark=True) for r in rates]
-    found = [
+    figures = [
         PageFigure(
             f"figure-3a-{title}",
             f"{title}: δ against ε, the paper's update",
@@ -58,7 +58,7 @@ def drawings(title: str, answers: Answers, floors: Mapping[float, Mapping[str, f
         lambda split: [over_requests(answers, "paper", r, f"{r:.0%} removed", differences_on(split)) for r in rates],
         span=SPAN,
     )
-    found.append(
+    figures.append(
         PageFigure(
             f"figure-4-{title}",
             f"{title}: accuracy differences to the retrained model, the paper's update",
@@ -68,8 +68,8 @@ def drawings(title: str, answers: Answers, floors: Mapping[float, Mapping[str, f
             draw(panels, 4, width=2.9),
         )
     )
-    found.append(_past(title, answers, floors, max(rates), min(rates, key=lambda r: abs(r - 0.5))))
-    return found
+    figures.append(_past(title, answers, floors, max(rates), min(rates, key=lambda r: abs(r - 0.5))))
+    return figures
 
 
 def _past(

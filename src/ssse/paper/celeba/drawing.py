@@ -34,7 +34,7 @@ def drawings(answers: Answers, floors: Mapping[float, Mapping[str, Any]]) -> lis
     rates = sorted({a["rate"] for a in answers})
     ratio = [over_requests(answers, "paper", r, f"{r:.0%} removed", values_of("ratio"), mark=True) for r in rates]
     distance = [over_requests(answers, "paper", r, f"{r:.0%} removed", values_of("distance")) for r in rates]
-    found = [
+    figures = [
         PageFigure(
             "figure-2",
             "γ and parameter distance against ε, the paper's update",
@@ -64,7 +64,7 @@ def drawings(answers: Answers, floors: Mapping[float, Mapping[str, Any]]) -> lis
         for name, label in (("ratio", RATIO), ("distance", DISTANCE))
         for rate in (whole, part)
     ]
-    found.append(
+    figures.append(
         PageFigure(
             "past-curvatures",
             "The same with other curvatures: leave-k-out, and expected rows",
@@ -80,7 +80,7 @@ def drawings(answers: Answers, floors: Mapping[float, Mapping[str, Any]]) -> lis
         floor=floors[whole]["gap"] if whole in floors else None,
         span=SPAN,
     )
-    found.append(
+    figures.append(
         PageFigure(
             "past-accuracies",
             f"Accuracy differences to the retrained model, {whole:.0%} of an attribute removed",
@@ -90,7 +90,7 @@ def drawings(answers: Answers, floors: Mapping[float, Mapping[str, Any]]) -> lis
             draw(panels, 4, width=2.9),
         )
     )
-    return found
+    return figures
 
 
 def _short(label: str) -> str:

@@ -169,7 +169,7 @@ def models_side_by_side(study: Convex, removals: list[Removal]) -> list[dict[str
             "θ₋S, retrained": study.retrained(removal)[0],
             "θ*, original": study.model,
         }
-        found = evaluate(
+        evaluation = evaluate(
             models,
             splits,
             original="θ*, original",
@@ -179,18 +179,20 @@ def models_side_by_side(study: Convex, removals: list[Removal]) -> list[dict[str
             progress=False,
         )
         for name in models:
-            losses = [(found[name, key] or 0.0) / attributes for key in ("objective", "gradient_norm")]
-            values = [*losses, *(found[name, f"accuracy_{split}"] for split in splits)]
+            losses = [(evaluation[name, key] or 0.0) / attributes for key in ("objective", "gradient_norm")]
+            values = [*losses, *(evaluation[name, f"accuracy_{split}"] for split in splits)]
             rows.append({"kind": removal.kind, "rate": removal.rate, "model": name, "values": values})
     return rows
 
 
-def _table(found: list[dict[str, Any]]) -> PageTable:
+def _table(measured: list[dict[str, Any]]) -> PageTable:
     """The paper's own numbers below ours."""
     rows: list[list[Any]] = []
-    for kind, rate in dict.fromkeys((row["kind"], row["rate"]) for row in found):
+    for kind, rate in dict.fromkeys((row["kind"], row["rate"]) for row in measured):
         words = f"{rate:.0%} of {kind}"
-        rows += [[words, row["model"], *row["values"]] for row in found if (row["kind"], row["rate"]) == (kind, rate)]
+        rows += [
+            [words, row["model"], *row["values"]] for row in measured if (row["kind"], row["rate"]) == (kind, rate)
+        ]
         rows += [[words, f"paper: {name}", *values] for name, *values in PAPER_TABLE.get((kind, rate), [])]
     columns = ("removed", "model", "L₋S", "‖∇L₋S‖", "D∖S, %", "S, %", "T∖T_a, %", "T_a, %")
     note = (
@@ -258,20 +260,20 @@ PAPER_TABLE = {
 
 def prepare(settings: Settings) -> tuple[Convex, list[Removal], str]:
     """The data as the paper uses it, the removals, and the data in words."""
-    found = digit_attributes() if settings.data is None else load_celeba(settings.data)
-    split = random_split(len(found.x), settings.seed) if found.split is None else found.split
+    features = digit_attributes() if settings.data is None else load_celeba(settings.data)
+    split = random_split(len(features.x), settings.seed) if features.split is None else features.split
     train, test = (split == 0).nonzero()[:, 0], (split == 2).nonzero()[:, 0]
     if len(train) > MANY:
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(settings.seed))
         train = train[order[: len(train) // 10]].sort().values
-    x = found.x.double()
+    x = features.x.double()
     x = x / x[train].square().sum(1).mean().sqrt()
-    y = found.y.double()
-    data = Tabular(x[train], y[train], x[test], y[test], found.names, STAND_IN if settings.data is None else "faces")
+    y = features.y.double()
+    data = Tabular(x[train], y[train], x[test], y[test], features.names, STAND_IN if settings.data is None else "faces")
     blocks = {"structure": "dense", "blocks": "output"}
     study = Convex(settings, data, "binary_cross_entropy", DECAY, Fits(blocks, blocks, blocks))
     share = data.y.mean(0)
-    rare = {a: found.names[a] for a in range(len(found.names)) if 0 < share[a] <= RARE}
+    rare = {a: features.names[a] for a in range(len(features.names)) if 0 < share[a] <= RARE}
     if not rare:
         raise InvalidData(
             f"No attribute has at most {RARE:.0%} positives among the {len(train):,} training samples, so none "
@@ -280,4 +282,4 @@ def prepare(settings: Settings) -> tuple[Convex, list[Removal], str]:
     rates = RATES
     if settings.small and settings.data is not None:
         rare, rates = dict(list(rare.items())[:FEW]), RATES[1::2]
-    return study, draw_removals(rare, data.member, data.test_member, rates, settings.seed), found.source
+    return study, draw_removals(rare, data.member, data.test_member, rates, settings.seed), features.source

@@ -62,7 +62,7 @@ FULL = Size(Recipe())
 SMALL = Size(
     Recipe(epochs=15, batch=128, rate=0.2, widths=(8, 16, 32), blocks=1, autocast=False),
     classes=2,
-    looked=500,
+    scanned=500,
     batch=500,
 )
 
@@ -84,7 +84,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         "answers": answers,
         "floors": {str(rate): floor for rate, floor in network.floor().items()},
         "networks": len(network.models),
-        "looked": network.size.looked,
+        "looked": network.size.scanned,
         "train_seconds": network.train_seconds,
     }
 
@@ -163,7 +163,9 @@ def _models(answers: list[dict[str, Any]]) -> PageTable:
     rows = []
     for answer in sorted(answers, key=lambda a: -a["rate"]):
         for name in ("original", "retrained"):
-            found = answer[name]
-            rows.append([f"{answer['rate']:.0%} of {answer['kind']}", name, *(100 * found[split] for split in found)])
+            accuracies = answer[name]
+            rows.append(
+                [f"{answer['rate']:.0%} of {answer['kind']}", name, *(100 * accuracies[split] for split in accuracies)]
+            )
     columns = ("removed", "model", "D∖S, %", "S, %", "T∖T_a, %", "T_a, %")
     return PageTable("The original and the retrained networks", columns, rows)

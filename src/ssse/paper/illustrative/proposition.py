@@ -138,7 +138,7 @@ def judge(numbers: dict[str, Any]) -> list[Finding]:
     falls = all(slope(single, norm) < -0.25 and last[norm] < SMALL for norm in ("frobenius", "spectral"))
     summed = {name: slope(entries, "frobenius") < -0.25 for name, entries in data.items()}
     apart, shared = data["apart"][-1], data["shared"][-1]
-    found = (
+    measured = (
         f"One sample, ε = 1/c²: the relative error falls like c^{slope(single, 'frobenius'):.2f} in Frobenius norm and "
         f"c^{slope(single, 'spectral'):.2f} in spectral norm, to {last['frobenius']:.3f} and {last['spectral']:.4f} at "
         f"c = {last['c']}; in trace norm it is {last['trace']:.2f}. With cε kept at 0.1 it stays at "
@@ -162,7 +162,7 @@ def judge(numbers: dict[str, Any]) -> list[Finding]:
     return [
         Finding(
             "H ≈ F̂/(ε(c−1)) as c → ∞ and cε ≈ 0",
-            found,
+            measured,
             "Proposition 1",
             verdict,
             " ".join(reasons),

@@ -171,8 +171,8 @@ def judge_similar(draws: Draws) -> Finding:
     words = []
     for place, over in (("all", "D"), ("rest", "D∖S")):
         for name in PICTURED:
-            moved, found = np.array(draws[name]["original"]["disagreement"]), draws[name][f"ssse_{place}"]
-            apart, turned = (np.array(found[key]) for key in ("from_influence", "angle_from_influence"))
+            moved, update = np.array(draws[name]["original"]["disagreement"]), draws[name][f"ssse_{place}"]
+            apart, turned = (np.array(update[key]) for key in ("from_influence", "angle_from_influence"))
             above = apart - SIMILAR * moved
             doubt = 2 * above.std() / np.sqrt(len(above))  # two standard errors: a mean at the bound decides nothing
             similar.append(bool(above.mean() + doubt < 0))
@@ -201,10 +201,10 @@ def picture_table(picture: Draws) -> PageTable:
     rows: list[list[str | float | None]] = []
     for name in PICTURED:
         for method in ("original", *METHODS):
-            found = picture[name][method]
-            scale = None if method == "original" else found["scale"]
+            values = picture[name][method]
+            scale = None if method == "original" else values["scale"]
             label = METHODS.get(method, "original, nothing erased")
-            rows.append([REMOVALS[name], label, scale, *(found[key] for key in KEPT[1:6])])
+            rows.append([REMOVALS[name], label, scale, *(values[key] for key in KEPT[1:6])])
     return PageTable(
         "The picture in numbers: differences to the retrained model",
         ["removed", "method", "ε", "distance", "angle, °", "offset", "KL on S", "points between, %"],
