@@ -120,7 +120,7 @@ def calibrate(
     - "attack_parity", without retraining: the smallest ε at which confidence does not tell the forgotten samples from
       held-out ones of the same kind any more (AUC at ½ or below). Rough, and undecided unless the attack is strong
       before erasing (p ≤ 10⁻³). If whole_class, the smallest at which the forgotten samples are recognised as what
-      they are at chance only (1 in c; 1 in 2 for an attribute that all of them have), for then nothing is left.
+      they are at chance only (1 in c; 1 in 2 for an attribute that all of them have): then nothing is left.
     - "line_search", without retraining: ε = (g_S·u) / ((n−k) uᵀ∇²L₋S u) for the step u, with the true Hessian along u
       on a sample of the data that stays: the minimum of the leave-k-out loss along the step, to second order. For a
       whole class it falls short, with empirical rows several times: the loss is not quadratic that far.

@@ -193,7 +193,7 @@ class Evaluation:
 
     def __str__(self) -> str:
         # A table cut off at the right would hide models, so the text is as wide as it needs to be. It is plain text
-        # also where a terminal or a notebook is looking, for it may be on its way to a file.
+        # also where a terminal or a notebook is looking: it may be on its way to a file.
         text = io.StringIO()
         console = Console(file=text, width=10_000, color_system=None, force_terminal=False, force_jupyter=False)
         console.width = max(100, Measurement.get(console, console.options, self._table(self.models)).maximum)

@@ -7,7 +7,7 @@ Every attack reads one number a sample, the confidence in the true label φ = lo
     reference_attack    and a few models that saw neither            the same, each sample's difficulty taken off
     u_lira              and many erased and many retrained models    erased against retrained, sample by sample
 
-Each comes with its own uncertainty, for a finite audit never shows 0.5 exactly.
+Each comes with its own uncertainty: a finite audit never shows 0.5 exactly.
 """
 
 from __future__ import annotations

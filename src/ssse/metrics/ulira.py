@@ -54,7 +54,7 @@ def u_lira(erased: Any, retrained: Any, seed: int = 0, level: float = 0.05) -> U
     *Split.* The smaller side is halved by the seed; one half are its targets, and as many of the other side's models
     are theirs; all the rest are shadows. Given the shadows the targets are independent, so a t interval over them is
     honest, as the tests simulate; taking turns would share the fits between targets, and such 95 % intervals cover less
-    than 90 %. A target's samples are averaged first, for they move together, and an erased and a retrained target make
+    than 90 %. A target's samples are averaged first: they move together, and an erased and a retrained target make
     a pair, whose errors balance. With equally many models on both sides, row j of both stays together throughout: it
     may be one model, with some samples erased and others never seen.
 

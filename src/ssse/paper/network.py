@@ -290,7 +290,7 @@ class Network:
         return curves
 
     def _most_memory(self) -> int | None:
-        """The rows and their kernels may take nearly all of a GPU, for nothing else is held then."""
+        """The rows and their kernels may take nearly all of a GPU: nothing else is held then."""
         return int(0.92 * torch.cuda.mem_get_info(self.device)[0]) if self.device.type == "cuda" else None
 
     def _batches(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
