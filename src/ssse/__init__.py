@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from ssse import sklearn as sklearn
     from ssse.calibration.calibrate import Calibration as Calibration
     from ssse.calibration.calibrate import calibrate as calibrate
-    from ssse.calibration.scan import Scan as Scan
-    from ssse.calibration.scan import Undecided as Undecided
-    from ssse.calibration.scan import scan as scan
+    from ssse.calibration.criteria import Undecided as Undecided
     from ssse.curvature import Curvature as Curvature
     from ssse.curvature import plan as plan
     from ssse.curvature.choices import Dense as Dense
@@ -35,6 +33,8 @@ if TYPE_CHECKING:
     from ssse.errors import Refused as Refused
     from ssse.errors import SSSEError as SSSEError
     from ssse.evaluation.evaluate import evaluate as evaluate
+    from ssse.evaluation.scan import Scan as Scan
+    from ssse.evaluation.scan import scan as scan
     from ssse.evaluation.splits import four_splits as four_splits
     from ssse.evaluation.table import Evaluation as Evaluation
     from ssse.paper.reproduce import reproduce as reproduce
@@ -46,10 +46,10 @@ _HOMES = {
     "calibrate": "ssse.calibration.calibrate",
     "Evaluation": "ssse.evaluation.table",
     "evaluate": "ssse.evaluation.evaluate",
-    "Scan": "ssse.calibration.scan",
+    "Scan": "ssse.evaluation.scan",
     "four_splits": "ssse.evaluation.splits",
-    "scan": "ssse.calibration.scan",
-    "Undecided": "ssse.calibration.scan",
+    "scan": "ssse.evaluation.scan",
+    "Undecided": "ssse.calibration.criteria",
     "Curvature": "ssse.curvature",
     "Dense": "ssse.curvature.choices",
     "Diagonal": "ssse.curvature.choices",

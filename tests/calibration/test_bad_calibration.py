@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import ssse
-from ssse.calibration.search import FAR
+from ssse.calibration.search import FURTHEST
 from ssse.curvature.curvature import Calibrated
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.system.store import _digest_manifest
-from tests.calibration.test_search import fitted, on_the_line
+from tests.calibration.test_search import along_the_step, fitted
 from tests.support import dense, problems
 from tests.support.calibrating import (
     DECAY,
@@ -122,7 +122,7 @@ def test_a_loss_that_bends_downwards_is_refused(method):
     curvature = ssse.Curvature.fit(sample.model, concave, sample.data, damping=1e-2, rows="empirical", progress=False)
     messages = {
         "line_search": r"has curvature -\d.* pull with \d.*both must be positive .* not near a minimum",
-        "loss_search": rf"still falls at ε = {FAR:.3g} along this step; there is no minimum to find\. Retrain once",
+        "loss_search": rf"still falls at ε = {FURTHEST:.3g} along this step; there is no minimum to find\. Retrain",
     }
     with refused(ssse.Undecided, messages[method]):
         ssse.calibrate(
@@ -142,7 +142,7 @@ def test_a_loss_that_falls_for_ever_is_refused():
     bent = ssse.calibrate(
         sample.model, curvature, sample.loss, forget, data=sample.data, method="line_search", progress=False
     )
-    message = rf"still falls at ε = {re.escape(f'{FAR * bent.scale:.3g}')} along this step; there is no minimum to find"
+    message = rf"still falls at ε = {re.escape(f'{FURTHEST * bent.scale:.3g}')} along this step; there is no minimum to"
     with refused(ssse.Undecided, message, sample.model):
         ssse.calibrate(sample.model, curvature, sample.loss, forget, data=sample.data, progress=False)
 
@@ -154,14 +154,14 @@ def test_the_loss_need_not_bend_upwards_at_zero():
     class Curved:
         direction = torch.zeros(1)
 
-        def bend(self, _: Any) -> float:
+        def second_derivative(self, _: Any) -> float:
             return -2.0
 
-        def slope(self, _: Any, scale: float = 0.0) -> float:
+        def derivative(self, _: Any, scale: float = 0.0) -> float:
             return -2 * scale + 4 * scale**3
 
-    found = replace(on_the_line(whole, whole.sample.data), line=Curved(), count=1, pull=3.0, left=1)  # type: ignore[arg-type]
-    found = replace(found, stays=found.stays[:1])
+    found = along_the_step(whole, whole.sample.data)
+    found = replace(found, path=Curved(), retained=found.retained[:1], count=1, pull=3.0, remaining=1)  # type: ignore[arg-type]
     scale, reason = found.by_loss()
     assert 4 * scale**3 - 2 * scale - 3 == pytest.approx(0, abs=1e-5)
     assert "at θ* it does not bend upwards" in reason

@@ -16,8 +16,9 @@ from ssse.calibration.criteria import (
     by_parity,
     by_ratio,
 )
-from ssse.calibration.figures import heat_map, scan_figure
+from ssse.calibration.figures import heat_map
 from ssse.errors import InvalidSetting
+from ssse.evaluation.figures import scan_figure
 from tests.support.calibrating import (
     SCALES,
     curve,

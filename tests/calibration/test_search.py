@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import ssse
-from ssse.calibration import search as line_search
-from ssse.calibration.search import Descent, descent
+from ssse.calibration import search
+from ssse.calibration.search import LossAlongStep, loss_along_step
+from ssse.evaluation.step_path import StepPath
+from ssse.problem.problem import Problem
 from tests.support import dense, problems
 from tests.support.calibrating import (
     DECAY,
@@ -143,7 +145,7 @@ def test_any_step_gets_the_minimum_of_the_dense_quadratic_model(sample, fitting,
 def test_a_sample_is_taken_evenly_from_sorted_data(monkeypatch):
     """The first samples of sorted data are all of one class."""
     half = small()
-    monkeypatch.setattr(line_search, "SAMPLE", 40)
+    monkeypatch.setattr(search, "SAMPLE", 40)
     order = half.sample.y.argsort(stable=True)
     ordered = [(half.sample.x[part], half.sample.y[part]) for part in order.split(11)]
     u = half.erase(half.curvature).direction
@@ -169,20 +171,20 @@ class Stream:
 def test_data_without_a_length_is_sampled_evenly_too(monkeypatch, size, wrap):
     """Sorted by class: the first 40 are all of one. Every other one goes, twice: every fourth stays, in any cut."""
     half = small()
-    monkeypatch.setattr(line_search, "SAMPLE", 40)
+    monkeypatch.setattr(search, "SAMPLE", 40)
     order = half.sample.y.argsort(stable=True)
     assert len(half.sample.y[order][:40].unique()) == 1
     ordered = [(half.sample.x[part], half.sample.y[part]) for part in order.split(size)]
     kept = torch.tensor([place for place in order[::4].tolist() if half.rest[place]])
-    found = on_the_line(half, wrap(ordered))
-    assert torch.equal(torch.cat([y for _, y in found.stays]), half.sample.y[kept])
-    assert torch.equal(torch.cat([x for x, _ in found.stays]), half.sample.x[kept])  # type: ignore[arg-type]
-    assert found.by_loss()[0] == pytest.approx(on_the_line(half, ordered).by_loss()[0], rel=1e-9)
+    found = along_the_step(half, wrap(ordered))
+    assert torch.equal(torch.cat([y for _, y in found.retained]), half.sample.y[kept])
+    assert torch.equal(torch.cat([x for x, _ in found.retained]), half.sample.x[kept])  # type: ignore[arg-type]
+    assert found.by_loss()[0] == pytest.approx(along_the_step(half, ordered).by_loss()[0], rel=1e-9)
 
 
 def test_short_data_without_a_length_is_taken_whole():
     half = small()
-    assert on_the_line(half, Stream(half.sample.data)).count == 125
+    assert along_the_step(half, Stream(half.sample.data)).count == 125
 
 
 # ------------------------------------------------------------------------------- by the loss: the loss itself
@@ -245,9 +247,9 @@ def test_with_the_residual_the_model_need_not_be_at_a_minimum(sample, fitting, e
     assert found.scale == pytest.approx(minimiser(left, 5.0), rel=1e-6)
 
 
-def on_the_line(whole: Small, data: Any, times: float = 1.0) -> Descent:
+def along_the_step(whole: Small, data: Any, times: float = 1.0) -> LossAlongStep:
     u = whole.erase(whole.curvature).direction
-    return descent(whole.model, whole.curvature, whole.loss, whole.forget, times * u, data, residual=False)
+    return loss_along_step(whole.model, whole.curvature, whole.loss, whole.forget, times * u, data, residual=False)
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
@@ -259,9 +261,9 @@ def test_a_part_of_the_data_bends_the_loss_and_does_not_tilt_it(loss):
     g = dense.gradient(whole.model, plain, *whole.forget[0]) + 50 * DECAY * theta
     tilt = dense.gradient(whole.model, plain, *part[0]) / 20 + DECAY * theta
     exact = float(g @ u) / 100
-    found = [on_the_line(whole, data) for data in (whole.sample.data, part)]
+    found = [along_the_step(whole, data) for data in (whole.sample.data, part)]
     assert found[0].pull == found[1].pull
-    assert found[1].pull / found[1].left == pytest.approx(exact, rel=1e-12)
+    assert found[1].pull / found[1].remaining == pytest.approx(exact, rel=1e-12)
     measured = along(whole.model, plain, *part[0], u)
     wanted = minimiser(lambda scale: measured(scale) - scale * (float(tilt @ u) + exact), 5.0)
     scale, reason = found[1].by_loss()
@@ -274,9 +276,9 @@ def test_a_part_of_the_data_bends_the_loss_and_does_not_tilt_it(loss):
 
 def test_the_length_of_the_step_does_not_matter():
     whole = small(share=1.0)
-    scale, _ = on_the_line(whole, whole.sample.data).by_loss()
+    scale, _ = along_the_step(whole, whole.sample.data).by_loss()
     for times in (1e-9, 1e9):
-        assert times * on_the_line(whole, whole.sample.data, times).by_loss()[0] == pytest.approx(scale, rel=1e-6)
+        assert times * along_the_step(whole, whole.sample.data, times).by_loss()[0] == pytest.approx(scale, rel=1e-6)
 
 
 def test_an_overflow_on_the_way_is_too_far():
@@ -290,10 +292,10 @@ def test_an_overflow_on_the_way_is_too_far():
         cast = replace(sample, model=model, x=sample.x.to(dtype), y=sample.y.to(dtype))
         curvature, forget = fitted(cast, poisson, rows="empirical", damping=1e-2), cast.part(slice(0, 20))
         u = ssse.erase(cast.model, curvature, poisson, forget, scale=1e-9, residual=True).direction
-        found[dtype] = descent(cast.model, curvature, poisson, forget, u, cast.data, residual=True)
+        found[dtype] = loss_along_step(cast.model, curvature, poisson, forget, u, cast.data, residual=True)
     single = found[torch.float32]
-    assert np.isnan(single.line.slope(single.stays[0], single.by_curvature()[0]))
-    u = found[torch.float64].line.direction
+    assert np.isnan(single.path.derivative(single.retained[0], single.by_curvature()[0]))
+    u = found[torch.float64].path.direction
     wanted = minimiser(along(sample.model, poisson, sample.x[20:], sample.y[20:], u), 5.0)
     assert found[torch.float64].by_loss()[0] == pytest.approx(wanted, rel=1e-6)
     assert single.by_loss()[0] == pytest.approx(wanted, rel=1e-3)
@@ -301,9 +303,9 @@ def test_an_overflow_on_the_way_is_too_far():
 
 def test_a_dozen_passes_are_enough(monkeypatch):
     whole, seen = small(share=1.0), []
-    plain = line_search.Line.slope
-    monkeypatch.setattr(line_search.Line, "slope", lambda self, *args: seen.append(args[1:]) or plain(self, *args))
-    found = on_the_line(whole, whole.sample.data)
+    plain = StepPath.derivative
+    monkeypatch.setattr(StepPath, "derivative", lambda self, *args: seen.append(args[1:]) or plain(self, *args))
+    found = along_the_step(whole, whole.sample.data)
     assert seen == [()]  # S
     found.by_loss()
     assert len(seen) <= 1 + 12
@@ -313,12 +315,12 @@ def test_a_dozen_passes_are_enough(monkeypatch):
 def test_the_slope_at_any_scale(sample):
     theta = dense.theta(sample.model)
     u = torch.randn(theta.shape, generator=torch.Generator().manual_seed(3), dtype=theta.dtype)
-    line = line_search.Line(line_search.Problem(sample.model, sample.loss, "all"), u)
+    path = StepPath(Problem(sample.model, sample.loss, "all"), u)
     for scale in (0.0, 0.7, -2.0):
         moved = put(copy.deepcopy(sample.model), theta + scale * u)
         wanted = float(dense.gradient(moved, dense.LOSSES[sample.loss], sample.x, sample.y) @ u)
-        assert line.slope((sample.x, sample.y), scale) == pytest.approx(wanted, rel=1e-12)
-    assert line.slope((sample.x, sample.y)) == line.slope((sample.x, sample.y), 0.0)
+        assert path.derivative((sample.x, sample.y), scale) == pytest.approx(wanted, rel=1e-12)
+    assert path.derivative((sample.x, sample.y)) == path.derivative((sample.x, sample.y), 0.0)
 
 
 # --------------------------------------------------------------------------------- both: long steps, streams, parts

@@ -94,7 +94,7 @@ def test_a_handful_of_samples(task, count):
     )
     assert any("cannot fail at level 0.05" in flag for flag in found.flags)
     assert found.cells["attack"]["erased"].note == "pass"
-    assert json.loads(found.to_json())
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert str(found)
 
 

@@ -13,7 +13,7 @@ import pytest
 import ssse
 from ssse.errors import InvalidSetting
 from ssse.paper.experiments import EXPERIMENTS
-from ssse.paper.pages import markdown, provenance, words
+from ssse.paper.pages import labels, markdown, provenance
 from ssse.paper.pages.writer import write, write_overview
 from ssse.paper.result import Result
 from ssse.paper.settings import Settings
@@ -179,12 +179,12 @@ def test_tables_as_markdown(folder):
 
 
 def test_the_summary_puts_requests_together():
-    groups = words.by_request(reproducing.result().summary)
+    groups = labels.by_request(reproducing.result().summary)
     assert [(name, len(lines)) for name, lines in groups] == [
         ("digits, all of a class", 2),
         ("digits, half of a class", 1),
     ]
-    cells = words.summary_cells(groups[0][1][0])
+    cells = labels.summary_cells(groups[0][1][0])
     assert cells == [
         "SSSE (the paper's)",
         "best of 33: 0.4–1.3",
@@ -195,8 +195,8 @@ def test_the_summary_puts_requests_together():
         "12.3",
         "S",
     ]
-    assert words.summary_cells(groups[0][1][1])[2:5] == ["–", "–", "–"]
-    assert words.summary_cells(groups[1][1][0])[2] == "0.34"
+    assert labels.summary_cells(groups[0][1][1])[2:5] == ["–", "–", "–"]
+    assert labels.summary_cells(groups[1][1][0])[2] == "0.34"
 
 
 @pytest.mark.parametrize(
@@ -295,3 +295,21 @@ def test_every_experiment_says_what_it_needs():
     for name, spec in EXPERIMENTS.items():
         assert spec.name == name
         assert all((spec.title, spec.paper, spec.data, spec.memory, spec.time, spec.small))
+
+
+@pytest.mark.parametrize("stand_in", [True, False])
+def test_whether_the_data_stands_in_for_the_papers_is_a_field(tmp_path, stand_in):
+    """No words about the data decide it; where a result is older than the field, the name of its data set does."""
+    result = reproducing.result()
+    result.stand_in, result.data = stand_in, ["digits" if not stand_in else "faces"]
+    write(result, tmp_path / result.experiment)
+    label = labels.form_label("small", stand_in)
+    assert label in (tmp_path / result.experiment / "tables.md").read_text()
+    assert label in write_overview(tmp_path).read_text()
+    stored = tmp_path / result.experiment / "results.json"
+    body = json.loads(stored.read_text())
+    assert body.pop("stand_in") is stand_in
+    for row in body["summary"]:
+        row["data"] = "digits" if stand_in else "faces"
+    stored.write_text(json.dumps(body))
+    assert label in write_overview(tmp_path).read_text()

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ssse.paper.cache import Cache
-from ssse.paper.choice import START, best_place, place_of
 from ssse.paper.convex import Convex, Fits, Tabular
 from ssse.paper.data.digits import digit_attributes, digit_classes
+from ssse.paper.judged_scale import START, best_index, index_of
 from ssse.paper.plots import (
     common_scales,
     differences_on,
@@ -24,9 +24,9 @@ from ssse.paper.plots import (
 from ssse.paper.settings import Settings
 from ssse.paper.study import (
     Curve,
-    Looker,
     Method,
     Removal,
+    Scanner,
     accuracies,
     differences,
     draw_removals,
@@ -38,8 +38,8 @@ from ssse.paper.study import (
 from ssse.paper.summary import (
     at_chosen,
     chosen_scales,
-    lines_of,
     scale_words,
+    summary_rows,
 )
 
 NONE = None  # what NaN is in a curve that was kept
@@ -111,10 +111,10 @@ def curve(ratio: Sequence[float | None] | None, name: str = "γ", **more: Any) -
         ([NONE, NONE, 0.04, 0.0], "δ", [9, 9, 9, 1], True, 2),
     ],
 )
-def test_the_best_place(values, name, divergence, whole, place):
+def test_the_best_index(values, name, divergence, whole, place):
     seen = curve(values, name, divergence=divergence)
-    assert best_place(seen, whole) == place
-    assert place_of(seen, "ratio", whole) == place
+    assert best_index(seen, whole) == place
+    assert index_of(seen, "ratio", whole) == place
 
 
 @pytest.mark.parametrize(
@@ -123,13 +123,13 @@ def test_the_best_place(values, name, divergence, whole, place):
 def test_other_ways_to_choose(chosen, place):
     """ε is compared by its ratio: 0.3 is nearer to 0.1 than to 1."""
     seen = curve([0.9, 0.1, 0.1, 0.1], mean_gap=[3.0, NONE, 0.5, 0.7], searched=0.8)
-    assert place_of(seen, chosen, False) == place
+    assert index_of(seen, chosen, False) == place
 
 
 def test_chance_is_reached_first_where_so_few_are_recognised():
     seen = curve([0.5] * 4, recognised=[0.9, NONE, 0.1, 0.0])
-    assert [place_of(seen, "chance", True, chance) for chance in (0.95, 0.1, 0.05)] == [0, 2, 3]
-    assert place_of(curve([0.5] * 4, recognised=[0.9, 0.8, 0.7, 0.6]), "chance", True, 0.1) == 3  # never: the last
+    assert [index_of(seen, "chance", True, chance) for chance in (0.95, 0.1, 0.05)] == [0, 2, 3]
+    assert index_of(curve([0.5] * 4, recognised=[0.9, 0.8, 0.7, 0.6]), "chance", True, 0.1) == 3  # never: the last
 
 
 def test_numbers_of_a_curve():
@@ -185,7 +185,7 @@ ANSWERS = [
 
 
 def test_the_lines_of_the_summary():
-    lines = lines_of(ANSWERS, [PAPER, TUNED, SEARCHED, UNKNOWN], "digits", {0.5: {"gap": 0.25, "seconds": 3.0}})
+    lines = summary_rows(ANSWERS, [PAPER, TUNED, SEARCHED, UNKNOWN], "digits", {0.5: {"gap": 0.25, "seconds": 3.0}})
     assert [(line.removed, line.method) for line in lines] == [
         ("100%", "the original model: nothing erased"),
         ("100%", "the paper's"),
@@ -218,7 +218,7 @@ def test_the_lines_of_the_summary():
 def test_chance_is_for_whole_classes():
     method = Method("a", "by chance", "ours", "chance")
     seen = {"a": curve([0.5, 0.5, 0.5], "δ", recognised=[0.9, 0.1, 0.0], mean_gap=[9, 3.0, 9])}
-    lines = lines_of([answer(rate, seen) | {"chance": 0.1} for rate in (0.5, 1.0)], [method], "digits", {})
+    lines = summary_rows([answer(rate, seen) | {"chance": 0.1} for rate in (0.5, 1.0)], [method], "digits", {})
     assert [(line.removed, line.gap) for line in lines if line.method == "by chance"] == [("100%", 3.0)]
 
 
@@ -371,15 +371,15 @@ class ByHand:
 
 @pytest.fixture(params=["attributes", "classes"])
 def answered(request, monkeypatch) -> tuple[Convex, list[Removal], list[dict[str, Any]], list[list[Tensor]]]:
-    """A study, its removals, the answers, and the directions that were looked along."""
+    """A study, its removals, the answers, and the directions that were measured."""
     directions: list[list[Tensor]] = []
-    along = Looker.along
+    curve = Scanner.curve
 
-    def watched(self: Looker, direction: Tensor, *args: Any, **how: Any) -> Curve:
+    def watched(self: Scanner, direction: Tensor, *args: Any, **how: Any) -> Curve:
         directions[-1].append(direction)
-        return along(self, direction, *args, **how)
+        return curve(self, direction, *args, **how)
 
-    monkeypatch.setattr(Looker, "along", watched)
+    monkeypatch.setattr(Scanner, "curve", watched)
     study = convex(request.param)
     found = []
     for removal in two_removals(study.data):
@@ -415,7 +415,7 @@ def test_a_study_against_the_dense_truth(answered):
         assert relative(steps["empirical_out"], out) < 1e-6
 
         curves = found["curves"]
-        exact = value_at(curves["exact"], "distance", place_of(curves["exact"], 1.0, removal.rate == 1.0))
+        exact = value_at(curves["exact"], "distance", index_of(curves["exact"], 1.0, removal.rate == 1.0))
         assert exact < np.nanmin(numbers(curves["paper"]["distance"]))
         moved, goal = by_hand.weights.ravel() + newton, study.retrained(removal)[0].weight.detach().numpy().ravel()  # type: ignore[union-attr]
         left, away = np.linalg.norm(moved - goal), np.linalg.norm(newton)

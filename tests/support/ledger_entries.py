@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ssse.calibration.scan import Scan
+from ssse.evaluation.scan import Scan
 from ssse.evaluation.table import Cell, Evaluation, Measure
 from ssse.workspace.page.page import render
 
@@ -366,6 +366,6 @@ CHECKED = "Ledger, weights and curvature were checked when this page was made: a
 
 @cache
 def page(name: str) -> str:
-    """Drawn once in a process: figures take seconds."""
+    """PageFigure once in a process: figures take seconds."""
     book = LEDGERS[name]()
     return render(book.entries, name=f"{name} <b>workspace</b>", head=book.head, checked=CHECKED)

@@ -9,15 +9,15 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from ssse.paper.result import Finding, Line, Result, Target
+from ssse.paper.result import Finding, Result, SummaryRow, Target
 from ssse.paper.settings import Settings
-from ssse.rendering.document import Drawn, Grid
+from ssse.rendering.document import PageFigure, PageTable
 from ssse.rendering.plotting import BLUE, RED, new_figure
 
 NASTY = "<script>alert(1)</script> & \"a|b\" 'c' θ*₋S"
 
 
-def drawn(name: str, paper: str = "") -> Drawn:
+def drawn(name: str, paper: str = "") -> PageFigure:
     figure, axes = new_figure(7.4, 3.1, 2)
     x = np.linspace(0.01, 2, 50)
     for ax, color in zip(axes, (BLUE, RED), strict=True):
@@ -27,12 +27,12 @@ def drawn(name: str, paper: str = "") -> Drawn:
         ax.legend()
     axes[0].bar([0.5], [0.6], hatch="//", facecolor="#123456")
     axes[1].pcolormesh(x[:9].reshape(3, 3), rasterized=True)
-    return Drawn(name, f"The ratio & {name}", f"Caption: {NASTY}", paper, figure)
+    return PageFigure(name, f"The ratio & {name}", f"Caption: {NASTY}", paper, figure)
 
 
-def line(data: str, removed: str, method: str, **more: float | None) -> Line:
+def summary_row(data: str, removed: str, method: str, **more: float | None) -> SummaryRow:
     values: dict[str, float | None] = {"gap": 0.342, "gap_spread": 0.1, "ratio": 0.981, "distance": 0.1234} | more
-    return Line(
+    return SummaryRow(
         data,
         removed,
         method,
@@ -48,7 +48,7 @@ def line(data: str, removed: str, method: str, **more: float | None) -> Line:
 
 
 def result(experiment: str = "illustrative") -> Result:
-    grid = Grid(
+    grid = PageTable(
         "Accuracy on four splits",
         ("model", "D∖S, %", "loss", "requests"),
         [("original", 98.1234, None, 10), ("erased <b>", float("nan"), 2.6e-5, 10), ("a|b", 12345.6, -0.5, 50_000)],
@@ -56,14 +56,15 @@ def result(experiment: str = "illustrative") -> Result:
         note="Averages over the requests.",
     )
     lines = [
-        line("digits", "all of a class", "SSSE (the paper's)"),
-        line("digits", "half of a class", "SSSE (the paper's)", gap_spread=None),
-        line("digits", "all of a class", "expected rows, ε = 1", gap=None, ratio=float("nan"), distance=None),
+        summary_row("digits", "all of a class", "SSSE (the paper's)"),
+        summary_row("digits", "half of a class", "SSSE (the paper's)", gap_spread=None),
+        summary_row("digits", "all of a class", "expected rows, ε = 1", gap=None, ratio=float("nan"), distance=None),
     ]
     return Result(
         experiment,
         f"The title of {experiment}",
         "small",
+        stand_in=True,
         data=["scikit-learn's digits: 1,797 images of 8×8 points, 10 classes"],
         differs=["Digits instead of faces.", f"Ten classes, not forty attributes. {NASTY}"],
         figures=[drawn("ratio", "Figure 2a"), drawn("distance")],

@@ -1,1 +1,1 @@
-"""Choosing ε and λ by evidence, and looking along a step."""
+"""Choosing ε and λ by evidence."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,27 +12,21 @@ from torch import Tensor, nn
 
 from ssse.calibration.criteria import (
     PLATEAU,
+    Undecided,
     by_chance,
     by_divergence,
     by_parity,
     by_ratio,
     loss_of,
 )
-from ssse.calibration.scan import (
-    DEFAULT_SCALES,
-    Scan,
-    Undecided,
-    as_numbers,
-    check_scales,
-    scan,
-)
-from ssse.calibration.search import descent
+from ssse.calibration.search import loss_along_step
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.diagnostics import LARGE_RESIDUAL, Diagnostics
 from ssse.erasure.erase import erase
 from ssse.erasure.request import matching_problem
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.evaluation.outputs import Model
+from ssse.evaluation.scan import DEFAULT_SCALES, Scan, as_numbers, check_scales, scan
 from ssse.problem.batches import check_repeatable, count_samples
 from ssse.problem.losses import LossLike
 
@@ -51,7 +44,7 @@ class Calibration:
 
     Attributes:
         scale, damping: ε and λ. method: how they were chosen. reason: in words, with the numbers.
-        scan: the curve that was decided from; of the line search, the curve with the chosen ε in it, and None where
+        scan: the curve that was decided from; of the searches, the curve with the chosen ε in it, and None where
             labels are neither classes nor attributes.
         dampings, grid: where λ was scanned too: its values, and what decided for each λ and ε, shape (λ, ε).
         grid_name: what the grid holds: "γ", "δ", or "KL" for criterion="divergence".
@@ -70,7 +63,8 @@ class Calibration:
 
     def figure(self) -> Figure:
         """The curve as in the paper's Figures 2 and 3, the chosen ε marked; a heat map where several λ were scanned."""
-        from ssse.calibration.figures import heat_map, scan_figure
+        from ssse.calibration.figures import heat_map
+        from ssse.evaluation.figures import scan_figure
 
         if self.scan is None:
             raise InvalidSetting("There is no curve: these labels are neither classes nor attributes.")
@@ -78,8 +72,9 @@ class Calibration:
             return heat_map(self)
         return scan_figure(self.scan, chosen=self.scale)
 
-    def to_json(self) -> str:
-        found = {
+    def to_dict(self) -> dict[str, Any]:
+        """All but the curvature, as JSON can hold it."""
+        return {
             "scale": self.scale,
             "damping": self.damping,
             "method": self.method,
@@ -89,7 +84,6 @@ class Calibration:
             "grid": None if self.grid is None else [[_number(v) for v in row] for row in self.grid],
             "grid_name": self.grid_name,
         }
-        return json.dumps(found, ensure_ascii=False, allow_nan=False)
 
     def __str__(self) -> str:
         return f"ε = {self.scale:.4g}, λ = {self.damping:.3g}, by {self.method}: {self.reason}"
@@ -126,7 +120,7 @@ def calibrate(
     - "attack_parity", without retraining: the smallest ε at which confidence does not tell the forgotten samples from
       held-out ones of the same kind any more (AUC at ½ or below). Rough, and undecided unless the attack is strong
       before erasing (p ≤ 10⁻³). If whole_class, the smallest at which the forgotten samples are recognised as what
-      they are at chance only (1 in c; 1 in 2 for an attribute that all of them have), for then nothing is left.
+      they are at chance only (1 in c; 1 in 2 for an attribute that all of them have): then nothing is left.
     - "line_search", without retraining: ε = (g_S·u) / ((n−k) uᵀ∇²L₋S u) for the step u, with the true Hessian along u
       on a sample of the data that stays: the minimum of the leave-k-out loss along the step, to second order. For a
       whole class it falls short, with empirical rows several times: the loss is not quadratic that far.
@@ -170,28 +164,28 @@ def calibrate(
     if held_out is not None:
         splits["test"] = list(held_out) if iter(held_out) is held_out else held_out  # each λ reads it
     evidence = _Evidence(model, loss_fn, splits, retrained, options, grid, progress)
-    passed: list[tuple[str, Undecided]] = []
+    undecided: list[tuple[str, Undecided]] = []
     for chosen in methods:
         try:
             if chosen == "retrained":
                 each = [curvature.with_damping(value) for value in values] or [curvature]
-                found = _by_retrained([evidence.step(one) for one in each], criterion, values)
+                calibration = _by_retrained([evidence.step(one) for one in each], criterion, values)
             else:
                 step = evidence.step(curvature.with_damping(values[0]) if len(values) == 1 else curvature)
                 if chosen == "attack_parity":
                     scale, reason = by_chance(step.scan) if whole_class else by_parity(step.scan)
-                    found = Calibration(scale, step.curvature.damping, chosen, reason, step.scan, step.curvature)
+                    calibration = Calibration(scale, step.curvature.damping, chosen, reason, step.scan, step.curvature)
                 else:
                     assert data is not None
-                    found = _by_search(chosen, evidence, step, data)
+                    calibration = _by_search(chosen, evidence, step, data)
         except Undecided as error:
-            passed.append((chosen, error))
+            undecided.append((chosen, error))
             continue
         source = _source(chosen, whole_class, count_samples(forget) or 0)
-        kept = found.curvature.with_scale(found.scale, source, leave_out=leave_out, residual=residual)
-        over = "".join(f"; passed over {name}: {str(error).split(': ')[0].rstrip('.')}" for name, error in passed)
-        return replace(found, curvature=kept, reason=found.reason + over)
-    raise passed[0][1]
+        stored = calibration.curvature.with_scale(calibration.scale, source, leave_out=leave_out, residual=residual)
+        skipped = "".join(f"; passed over {name}: {str(error).split(': ')[0].rstrip('.')}" for name, error in undecided)
+        return replace(calibration, curvature=stored, reason=calibration.reason + skipped)
+    raise undecided[0][1]
 
 
 def _methods(
@@ -214,15 +208,15 @@ def _methods(
     }
     if method == "auto":
         order = ("retrained", *sorted(AUTOMATIC, reverse=knows_its_loss))
-        found = [name for name in order if evidence[name][0]]
-        if not found:
+        possible = [name for name in order if evidence[name][0]]
+        if not possible:
             needs = "; ".join(f"{name} needs {what}" for name, (_, what) in evidence.items())
             raise InvalidSetting(f"ε is chosen by evidence, and none was given: {needs}.")
-        return found
+        return possible
     if method not in METHODS:
         raise InvalidSetting(f"method must be 'auto' or one of {', '.join(METHODS)}, not {method!r}.")
-    there, what = evidence[method]
-    if not there:
+    given, what = evidence[method]
+    if not given:
         raise InvalidSetting(f"method='{method}' needs {what}.")
     return [method]
 
@@ -234,7 +228,7 @@ def _knows_its_loss(curvature: Curvature) -> bool:
 
 @dataclass
 class _Step:
-    """The step at one λ, solved once; the curve along it, looked at once and only where it is asked for."""
+    """The step at one λ, solved once; the curve along it, measured once and only where it is asked for."""
 
     evidence: _Evidence
     curvature: Curvature
@@ -243,9 +237,9 @@ class _Step:
 
     @cached_property
     def scan(self) -> Scan:
-        return self.look(self.evidence.grid)
+        return self.scan_at(self.evidence.grid)
 
-    def look(self, scales: Iterable[float]) -> Scan:
+    def scan_at(self, scales: Iterable[float]) -> Scan:
         given = self.evidence
         return scan(
             _origin(given.model, self.curvature, given.loss_fn),
@@ -276,16 +270,16 @@ class _Evidence:
         """The step at ε = 1, by a small step that cannot overflow; refusals of the solve itself are passed on."""
         if curvature.damping not in self.steps:
             policy = "rebase" if curvature.joint is None else "joint"
-            found = erase(
+            erasure = erase(
                 self.model, curvature, self.loss_fn, self.splits["forgotten"], scale=1e-6, policy=policy, **self.options
             )
-            self.steps[curvature.damping] = _Step(self, curvature, found.direction, found.diagnostics)
+            self.steps[curvature.damping] = _Step(self, curvature, erasure.direction, erasure.diagnostics)
         return self.steps[curvature.damping]
 
 
 def _by_retrained(steps: list[_Step], criterion: str, dampings: tuple[float, ...]) -> Calibration:
     """Of the ε that each λ would choose, the best; with what decided as the grid."""
-    best, seen, scale, reason = _best_damping([(step.curvature, step.scan) for step in steps], criterion)
+    best, curve, scale, reason = _best_damping([(step.curvature, step.scan) for step in steps], criterion)
     by_ratio = criterion == "ratio"
     rows = [step.scan.ratio if by_ratio else step.scan.divergence for step in steps]
     known = [row for row in rows if row is not None] if dampings else []
@@ -294,31 +288,31 @@ def _by_retrained(steps: list[_Step], criterion: str, dampings: tuple[float, ...
         damping=best.damping,
         method="retrained",
         reason=reason,
-        scan=seen,
+        scan=curve,
         curvature=best,
         dampings=dampings,
         grid=np.stack(known) if known else None,
-        grid_name=(seen.ratio_name if by_ratio else "KL") if known else None,
+        grid_name=(curve.ratio_name if by_ratio else "KL") if known else None,
     )
 
 
 def _by_search(method: str, evidence: _Evidence, step: _Step, data: Iterable[Any]) -> Calibration:
     curvature, loss_fn, residual = step.curvature, evidence.loss_fn, evidence.options["residual"]
     origin, forget = _origin(evidence.model, curvature, loss_fn), list(evidence.splits["forgotten"])
-    along = descent(origin, curvature, loss_fn, forget, step.direction, data, residual)
-    scale, reason = along.by_loss() if method == "loss_search" else along.by_curvature()
-    found = step.diagnostics
-    if found.gradient_norm is not None and not residual:
-        ratio = found.n * found.gradient_norm / max(found.forget_gradient_norm, 1e-300)
+    loss = loss_along_step(origin, curvature, loss_fn, forget, step.direction, data, residual)
+    scale, reason = loss.by_loss() if method == "loss_search" else loss.by_curvature()
+    diagnostics = step.diagnostics
+    if diagnostics.gradient_norm is not None and not residual:
+        ratio = diagnostics.n * diagnostics.gradient_norm / max(diagnostics.forget_gradient_norm, 1e-300)
         if ratio > LARGE_RESIDUAL:  # then φ′(0) is not what S says
             reason += f"; θ* is not stationary: n‖∇L‖ is {ratio:.2g} times g_S"
     try:
-        seen = step.look(sorted({*evidence.grid, scale}))
+        curve = step.scan_at(sorted({*evidence.grid, scale}))
     except InvalidData:
         if curvature.loss in ("cross_entropy", "binary_cross_entropy"):
             raise
-        seen = None  # regression: nothing to draw, and ε did not need it
-    return Calibration(scale, curvature.damping, method, reason, seen, curvature)
+        curve = None  # regression: nothing to draw, and ε did not need it
+    return Calibration(scale, curvature.damping, method, reason, curve, curvature)
 
 
 def _origin(model: nn.Module, curvature: Curvature, loss_fn: LossLike) -> nn.Module:
@@ -332,16 +326,16 @@ def _best_damping(tries: list[tuple[Curvature, Scan]], criterion: str) -> tuple[
     """Of the ε that each λ would choose, the least divergence among those with the best γ or δ, or among all."""
     decided: list[tuple[float, float, int, float, str]] = []
     undecided: list[Undecided] = []
-    for i, (_, seen) in enumerate(tries):
+    for i, (_, curve) in enumerate(tries):
         try:
-            scale, reason = CRITERIA[criterion](seen)
+            scale, reason = CRITERIA[criterion](curve)
         except Undecided as error:
             undecided.append(error)
             continue
-        at = int(np.argmin(np.abs(seen.scales - scale)))
-        assert seen.divergence is not None
-        ratio = float(loss_of(seen)[at]) if criterion == "ratio" else 0.0
-        decided.append((float(seen.divergence[at]), ratio, i, scale, reason))
+        at = int(np.argmin(np.abs(curve.scales - scale)))
+        assert curve.divergence is not None
+        ratio = float(loss_of(curve)[at]) if criterion == "ratio" else 0.0
+        decided.append((float(curve.divergence[at]), ratio, i, scale, reason))
     if not decided:
         raise undecided[0]
     least = min(ratio for _, ratio, *_ in decided)

@@ -18,11 +18,11 @@ import torch
 from scipy.optimize import brentq
 from torch import nn
 
-from ssse.calibration.scan import Undecided
-from ssse.calibration.step_path import Line
+from ssse.calibration.criteria import Undecided
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.retained import count_digests, drop_forgotten
 from ssse.errors import InvalidData
+from ssse.evaluation.step_path import StepPath
 from ssse.problem.batches import (
     Batch,
     check_repeatable,
@@ -35,35 +35,37 @@ from ssse.problem.losses import LossLike
 from ssse.problem.problem import Problem
 
 SAMPLE = 4096  # samples that are looked at
-FAR = 64.0  # how many times further than the quadratic model says, or than 1, a minimum is looked for
+FURTHEST = 64.0  # times the ε of the quadratic model, or 1: how far a minimum is looked for
 
 
 @dataclass(frozen=True)
-class Descent:
+class LossAlongStep:
     """The leave-k-out loss along a step.
 
     Attributes:
-        line: θ* + εu. stays: a sample of the data that stays, of `count` samples.
-        pull: g_S·u. left: n − k. decay: w.
+        path: θ* + εu. retained: a sample of the data that stays, of `count` samples.
+        pull: g_S·u. remaining: n − k. decay: w.
     """
 
-    line: Line
-    stays: list[Batch]
+    path: StepPath
+    retained: list[Batch]
     count: int
     pull: float
-    left: int
+    remaining: int
     decay: float
 
     def by_curvature(self) -> tuple[float, str]:
-        bend = self._bend()
-        if not bend > 0 or not self.pull > 0:
+        curvature = self._second_derivative()
+        if not curvature > 0 or not self.pull > 0:
             raise Undecided(
-                f"Along this step the loss on the data that stays has curvature {bend:.3g} and the forgotten samples "
-                f"pull with {self.pull:.3g}; both must be positive for a line search. The model is not near a minimum "
-                "there: train further, or retrain once and pass retrained=.",
+                f"Along this step the loss on the data that stays has curvature {curvature:.3g} and the forgotten "
+                f"samples pull with {self.pull:.3g}; both must be positive for a line search. The model is "
+                "not near a minimum there: train further, or retrain once and pass retrained=.",
                 None,
             )
-        return self.pull / (self.left * bend), f"curvature {bend:.3g} along the step, {self._seen}"
+        return self.pull / (
+            self.remaining * curvature
+        ), f"curvature {curvature:.3g} along the step, {self._measured_on}"
 
     def by_loss(self) -> tuple[float, str]:
         if not self.pull > 0:
@@ -73,47 +75,51 @@ class Descent:
                 "retrained=.",
                 None,
             )
-        bend = self._bend()
-        bends = bend > 0 and isfinite(self.pull / (self.left * bend))
-        start = self.pull / (self.left * bend) if bends else 1.0  # a guess alone
-        at_zero = self._mean_slope(0.0)
+        curvature = self._second_derivative()
+        convex = curvature > 0 and isfinite(self.pull / (self.remaining * curvature))
+        start = self.pull / (self.remaining * curvature) if convex else 1.0  # a guess alone
+        at_zero = self._mean_derivative(0.0)
 
         def slope(scale: float) -> float:
             """φ′(ε), with φ′(0) as S gives it: the sample's own would add its noise."""
-            value = self._mean_slope(scale) - at_zero + self.decay * scale * self._squared - self.pull / self.left
+            value = (
+                self._mean_derivative(scale) - at_zero + self.decay * scale * self._squared - self.pull / self.remaining
+            )
             return value if isfinite(value) else inf  # overflow: much too far
 
         high = start
         while slope(high) < 0:
             high *= 2
-            if high > FAR * start:
+            if high > FURTHEST * start:
                 raise Undecided(
                     f"The loss on the data that stays still falls at ε = {high / 2:.3g} along this step; there is no "
                     "minimum to find. Retrain once and pass retrained=, or choose ε by hand.",
                     None,
                 )
         scale = float(brentq(slope, 0.0, high, xtol=1e-9 * start, rtol=1e-6))  # pyright: ignore[reportArgumentType]
-        guess = f"to second order it would be at {start:.3g}" if bends else "at θ* it does not bend upwards"
-        return scale, f"the leave-k-out loss is least there ({guess}), {self._seen}"
+        guess = f"to second order it would be at {start:.3g}" if convex else "at θ* it does not bend upwards"
+        return scale, f"the leave-k-out loss is least there ({guess}), {self._measured_on}"
 
-    def _bend(self) -> float:
+    def _second_derivative(self) -> float:
         """φ″(0)."""
-        return sum(self.line.bend(batch) for batch in self.stays) / self.count + self.decay * self._squared
+        return (
+            sum(self.path.second_derivative(batch) for batch in self.retained) / self.count + self.decay * self._squared
+        )
 
-    def _mean_slope(self, scale: float) -> float:
-        return sum(self.line.slope(batch, scale) for batch in self.stays) / self.count
+    def _mean_derivative(self, scale: float) -> float:
+        return sum(self.path.derivative(batch, scale) for batch in self.retained) / self.count
 
     @property
     def _squared(self) -> float:
-        u = self.line.direction.double()
+        u = self.path.direction.double()
         return float(u @ u)
 
     @property
-    def _seen(self) -> str:
+    def _measured_on(self) -> str:
         return f"measured on {self.count} samples that stay"
 
 
-def descent(
+def loss_along_step(
     model: nn.Module,
     curvature: Curvature,
     loss_fn: LossLike,
@@ -121,58 +127,59 @@ def descent(
     direction: torch.Tensor,
     data: Iterable[Any],
     residual: bool,
-) -> Descent:
+) -> LossAlongStep:
     """Read S and a sample of the rest."""
     problem = Problem(model, loss_fn, curvature.layout.names)
-    line = Line(problem, direction)
+    path = StepPath(problem, direction)
     removed = list(regroup((read_batch(batch, problem.device) for batch in forget), curvature.group))
     problem.probe(removed[0])
     k = sum(len(y) for _, y in removed)
-    theta, u, decay = line.theta.double(), line.direction.double(), curvature.weight_decay
-    pull = sum(line.slope(batch) for batch in removed) + k * decay * float(theta @ u)
+    theta, u, decay = path.theta.double(), path.direction.double(), curvature.weight_decay
+    pull = sum(path.derivative(batch) for batch in removed) + k * decay * float(theta @ u)
     joint, n = curvature.joint, curvature.n
     if joint is not None:  # the step is away from all that the stream has forgotten so far
         pull, n = pull + float(joint.removed_gradient.double() @ u), joint.n
     if residual and curvature.gradient is not None:
         pull -= n * float(curvature.gradient.double() @ u)
-    stays = _sample(problem, curvature, forget, data)
-    count = sum(len(y) for _, y in stays)
+    retained = _sample(problem, curvature, forget, data)
+    count = sum(len(y) for _, y in retained)
     if not count:
         raise InvalidData("The data for the line search is empty, or holds the forgotten samples only.")
-    return Descent(line, stays, count, pull, curvature.n - k, decay)
+    return LossAlongStep(path, retained, count, pull, curvature.n - k, decay)
 
 
 def _sample(problem: Problem, curvature: Curvature, forget: list[Any], data: Iterable[Any]) -> list[Batch]:
+    """Up to `SAMPLE` retained samples, evenly spread over the data, which is often sorted."""
     check_repeatable(data)
     length, batches = count_samples(data), (read_batch(batch, problem.device) for batch in data)
-    thinned = _spread(batches) if length is None else _thin(batches, max(1, -(-length // SAMPLE)))
-    stays = drop_forgotten(thinned, count_digests(forget, problem.device), problem.device)
-    found, count = [], 0
-    for batch in regroup(stays, min(SAMPLE, curvature.group)):
-        found.append(batch)
+    spread = _spread(batches) if length is None else _every(max(1, -(-length // SAMPLE)), batches)
+    retained = drop_forgotten(spread, count_digests(forget, problem.device), problem.device)
+    sample, count = [], 0
+    for batch in regroup(retained, min(SAMPLE, curvature.group)):
+        sample.append(batch)
         count += len(batch[1])
         if count >= SAMPLE:
             break
-    return found
+    return sample
 
 
 def _spread(batches: Iterable[Batch]) -> list[Batch]:
-    """Every so manieth sample of data whose length shows at its end: where too many are held, every other one goes."""
+    """Evenly spread samples of data whose length shows at its end: where too many are held, every other one goes."""
     held: list[Batch] = []
-    every, seen = 1, 0
+    interval, read = 1, 0
     for batch in batches:
-        held += _thin([batch], every, seen)
-        seen += len(batch[1])
-        while -(-seen // every) > SAMPLE:
-            held, every = list(_thin(held, 2)), 2 * every
+        held += _every(interval, [batch], read)
+        read += len(batch[1])
+        while -(-read // interval) > SAMPLE:
+            held, interval = list(_every(2, held)), 2 * interval
     return held
 
 
-def _thin(batches: Iterable[Batch], every: int, seen: int = 0) -> Iterator[Batch]:
-    """Every so manieth sample, for data is often sorted; `seen` came before these."""
+def _every(interval: int, batches: Iterable[Batch], before: int = 0) -> Iterator[Batch]:
+    """The samples at multiples of the interval, counted over all batches; `before` samples came before these."""
     for batch in batches:
-        first, device = min(-seen % every, len(batch[1])), batch[1].device
-        places = torch.arange(first, len(batch[1]), every, device=device)
-        seen += len(batch[1])
+        first, device = min(-before % interval, len(batch[1])), batch[1].device
+        places = torch.arange(first, len(batch[1]), interval, device=device)
+        before += len(batch[1])
         if len(places):
-            yield batch if every == 1 else take_samples(batch, places)
+            yield batch if interval == 1 else take_samples(batch, places)

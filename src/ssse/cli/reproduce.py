@@ -93,18 +93,18 @@ def _list(as_json: bool) -> None:
 
 
 def _print(result: Result, page: Path) -> None:
-    from ssse.paper.pages import words
+    from ssse.paper.pages import labels
     from ssse.rendering import numbers
 
-    show(f"{result.title}\n{words.form_words(result.form, result.data)}; {numbers.duration(result.seconds)}\n")
+    show(f"{result.title}\n{labels.form_label(result.form, result.stand_in)}; {numbers.duration(result.seconds)}\n")
     if result.findings:
         lines = table(the_paper_says=26, we_find=30, where=13, holds=10)
         for finding in result.findings:
-            lines.add_row(finding.paper, words.found(finding), finding.where, words.VERDICTS[finding.holds])
+            lines.add_row(finding.paper, labels.finding_text(finding), finding.where, labels.VERDICTS[finding.holds])
         show(lines)
     if result.targets:
         lines = table(target=30, wanted=18, measured=18, met=13)
         for target in result.targets:
-            lines.add_row(target.what, target.wanted, target.measured, words.MET[target.met])
+            lines.add_row(target.what, target.wanted, target.measured, labels.MET[target.met])
         show(lines)
     print(f"The page: {page}")  # not by rich, which would break a long path

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -44,6 +44,11 @@ from ssse.rows.kinds import (
     measure_held,
 )
 from ssse.system.memory import human_bytes, memory_budget
+
+if TYPE_CHECKING:
+    from ssse.evaluation.outputs import Model
+    from ssse.evaluation.scan import Scan
+    from ssse.evaluation.splits import Splits
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,8 @@ class Erasure:
     diagnostics: Diagnostics
     _pending: list[_Request] = field(repr=False)
     _after: Curvature = field(repr=False)
+    _erased: Problem = field(repr=False)
+    _origin: Tensor = field(repr=False)  # θ*, which the scale counts from
 
     @cached_property
     def curvature(self) -> Curvature:
@@ -129,6 +136,31 @@ class Erasure:
             after = replace(after, structure=request.curvature.structure.remove(request.rows()))
         self._pending.clear()
         return after
+
+    def scan(
+        self,
+        splits: Splits,
+        *,
+        scales: float | Iterable[float] | None = None,
+        retrained: Model | None = None,
+        progress: bool = True,
+    ) -> Scan:
+        """Measure the model at other scales of this step, without solving again: `ssse.scan` from θ* along `direction`.
+
+        Args: splits, retrained: as in `ssse.scan`. scales: the values of ε; None: from 0.01 to 100.
+        """
+        from ssse.evaluation.scan import DEFAULT_SCALES, scan  # with scipy.stats, which erasing does not need
+
+        return scan(
+            self._erased.with_theta(self._origin),
+            self.direction,
+            self._erased.loss,
+            splits,
+            scales=DEFAULT_SCALES if scales is None else scales,
+            retrained=retrained,
+            parameters=self._erased.layout.names,
+            progress=progress,
+        )
 
 
 def erase(
@@ -206,7 +238,8 @@ def erase(
     if not bool(torch.isfinite(theta).all()):
         raise Refused(diagnostics.refused("The step is NaN or infinite."))
     erased = problem.with_theta(theta)
-    loss_after = _mean_loss(Problem(erased, problem.loss, problem.layout.names), request.samples.batches)
+    erased_problem = Problem(erased, problem.loss, problem.layout.names)
+    loss_after = _mean_loss(erased_problem, request.samples.batches)
     if not math.isfinite(loss_after):
         raise Refused(diagnostics.refused("The erased model's loss on the forgotten samples is NaN or infinite."))
     data_gradient = gradient - request.samples.count * curvature.weight_decay * origin
@@ -223,7 +256,7 @@ def erase(
     after = _curvature_after(curvature, problem, erased, request.samples.count, removed, origin, leave_out, policy)
     after = replace(after, doubted=curvature.doubted or bool(reasons))
     request = replace(request, curvature=curvature)
-    return Erasure(erased, step, solved.solution, diagnostics, [request], after)
+    return Erasure(erased, step, solved.solution, diagnostics, [request], after, erased_problem, origin)
 
 
 def _read_request(problem: Problem, curvature: Curvature, forget: Iterable[Any] | None, leave_out: bool) -> _Request:

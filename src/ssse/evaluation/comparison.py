@@ -99,13 +99,13 @@ class Comparison:
         yield self.gap_row(Measure("mean_gap", "mean accuracy gap, points", group, gap=True), gap)
         if {"forgotten", "retained"} <= self.records.splits.keys() and self.records.whole_test:
             yield self.gap_row(Measure("tow", "ToW (1 = retrained)", group, 3, gap=True), self.tow)
-        for split, found in self.records.splits.items():
+        for split, records in self.records.splits.items():
             measure = Measure(f"kl_{split}", f"KL(retrained ‖ model), {SPLITS[split]}", group, 4, gap=True)
-            yield self.gap_row(measure, lambda key, found=found: _mean(found[key].divergence))
+            yield self.gap_row(measure, lambda key, records=records: _mean(records[key].divergence))
 
     def mean_accuracies(self, keys: Sequence[Key]) -> dict[str, float]:
         each = [self.records.accuracies(key) for key in keys]
-        return {split: float(np.mean([found[split] for found in each])) for split in self.records.splits}
+        return {split: float(np.mean([accuracies[split] for accuracies in each])) for split in self.records.splits}
 
     def tow(self, key: Key) -> float:
         def three(keys: Sequence[Key]) -> dict[str, float]:
@@ -127,11 +127,13 @@ class Comparison:
             ratio: Callable[..., Flagged] = confusion_ratio if classes else similarity_of
             title = "δ on S (0 = retrained)" if classes else "γ on S (1 = retrained)"
             measure = Measure("delta" if classes else "gamma", title, group, 3, gap=True)
-            seen = self.performances(measure)
+            performances = self.performances(measure)
 
             def of_performance(key: Key) -> float | None:
                 three = [(key, start[key.seed % len(start)], other) for other in self.others(key)]
-                return _mean_flagged(ratio(*(seen[k] for k in keys)) for keys in three if seen.keys() >= {*keys})
+                return _mean_flagged(
+                    ratio(*(performances[k] for k in keys)) for keys in three if performances.keys() >= {*keys}
+                )
 
             yield self.gap_row(measure, of_performance)
         modules = {key: model for key, model in self.records.models.items() if isinstance(model, nn.Module)}
@@ -146,20 +148,20 @@ class Comparison:
             if key not in comparable:
                 return None
             away = parameter_distance(comparable[key], comparable[start[key.seed % len(start)]])
-            left = (parameter_distance(comparable[key], comparable[other]) for other in self.others(key))
-            return _mean_flagged(share(distance, away) for distance in left)
+            remaining = (parameter_distance(comparable[key], comparable[other]) for other in self.others(key))
+            return _mean_flagged(share(distance, away) for distance in remaining)
 
         yield self.gap_row(Measure("distance", "parameter distance (0 = retrained)", group, 3, gap=True), of_parameters)
 
     def performances(self, measure: Measure) -> dict[Key, Any]:
         """Confusion matrix or AUCs of every model on S; a model that has none is left out, with a note."""
-        of, seen = confusions if self.records.task == "classes" else attribute_auc, {}
-        for key, found in self.records.splits["forgotten"].items():
+        performance, performances = confusions if self.records.task == "classes" else attribute_auc, {}
+        for key, record in self.records.splits["forgotten"].items():
             try:
-                seen[key] = of(found.logits, self.records.labels)
+                performances[key] = performance(record.logits, self.records.labels)
             except InvalidData as error:  # one sample, attributes that are all the same, a model constant on S
                 self.note(measure, key.name, [str(error)])
-        return seen
+        return performances
 
     def attacks(self) -> Iterator[Row]:
         """Each is an audit: a model that never saw S passes it with probability 1 − level."""
@@ -179,7 +181,7 @@ class Comparison:
                 others = self.others(key)
                 if not others:
                     return None
-                references = (np.stack([found[other].phi for other in others]) for found in (forgotten, held))
+                references = (np.stack([records[other].phi for other in others]) for records in (forgotten, held))
                 return reference_attack(forgotten[key].phi, held[key].phi, *references, level=self.level)
 
             title = f"confidence, less that of '{self.retrained}'"
@@ -193,9 +195,9 @@ class Comparison:
 
             def rate(key: Key) -> float:
                 # Samples of all kinds on both sides: the threshold is to tell members, not kinds.
-                never = np.concatenate([found[key].phi for found in test])
-                found = member_rate(forgotten[key].phi, members[key].phi, never)
-                return Flagged(100 * found, *found.flags)
+                never = np.concatenate([records[key].phi for records in test])
+                called = member_rate(forgotten[key].phi, members[key].phi, never)
+                return Flagged(100 * called, *called.flags)
 
             yield self.row(Measure("member_rate", "called members by a threshold, %", group), rate)
 
@@ -226,24 +228,24 @@ class Comparison:
             return
         least = min(map(len, phi.values()))  # KLoM falls with the number of models: as many of each, and one floor
         margins = {name: klom(phi[name][:least], oracle) for name in many}
-        cells = {name: Cell(found.mean) for name, found in margins.items()}
+        cells = {name: Cell(margin.mean) for name, margin in margins.items()}
         measure, floor = Measure("klom", "KLoM, mean", group, 3, gap=True), next(iter(margins.values())).floor_mean
         if floor > LARGEST_KLOM / 2:
             few = f"its floor is {floor:.1f} of at most {LARGEST_KLOM:.1f}: too few models to tell anything apart"
             self.note(measure, self.retrained, [few])
         yield Row(measure, cells, Cell(floor))
-        told = {name: u_lira(phi[name], oracle, level=self.level) for name in many}
+        attacks = {name: u_lira(phi[name], oracle, level=self.level) for name in many}
         cells = {
-            name: Cell(100 * found.accuracy, note=f"[{100 * found.low:.0f}, {100 * found.high:.0f}]")
-            for name, found in told.items()
+            name: Cell(100 * attack.accuracy, note=f"[{100 * attack.low:.0f}, {100 * attack.high:.0f}]")
+            for name, attack in attacks.items()
         }
         chance = Cell(None)
         if len(oracle) >= 2 * DISTRIBUTION:
             half = len(oracle) // 2
             chance = Cell(100 * u_lira(oracle[:half], oracle[half : 2 * half], level=self.level).accuracy)
         measure = Measure("u_lira", "U-LiRA, % right (50 = cannot tell)", group, 1, gap=True)
-        for name, found in told.items():
-            self.note(measure, name, found.flags)
+        for name, attack in attacks.items():
+            self.note(measure, name, attack.flags)
         yield Row(measure, cells, chance)
 
     def row(self, measure: Measure, of: Callable[[Key], float | None]) -> Row:
@@ -269,21 +271,21 @@ class Comparison:
     def audit_row(self, measure: Measure, of: Callable[[Key], Attack | None]) -> Row:
         cells = {}
         for name in self.records.names:
-            found = [attack for attack in map(of, self.records.seeds(name)) if attack is not None]
-            if found:
-                passed = sum(attack.passed for attack in found)
-                note = f"{passed}/{len(found)} pass" if len(found) > 1 else ("pass" if passed else "FAIL")
-                detail: dict[str, float] = {"passed": passed, "of": len(found)}
-                if len(found) == 1:
-                    detail |= {"p_value": found[0].p_value, "low": found[0].low, "high": found[0].high}
-                cells[name] = replace(summary([attack.auc for attack in found]), note=note, detail=detail)
-                if name == self.retrained and 2 * passed < len(found):
+            attacks = [attack for attack in map(of, self.records.seeds(name)) if attack is not None]
+            if attacks:
+                passed = sum(attack.passed for attack in attacks)
+                note = f"{passed}/{len(attacks)} pass" if len(attacks) > 1 else ("pass" if passed else "FAIL")
+                detail: dict[str, float] = {"passed": passed, "of": len(attacks)}
+                if len(attacks) == 1:
+                    detail |= {"p_value": attacks[0].p_value, "low": attacks[0].low, "high": attacks[0].high}
+                cells[name] = replace(summary([attack.auc for attack in attacks]), note=note, detail=detail)
+                if name == self.retrained and 2 * passed < len(attacks):
                     void = (
                         "they never saw S and fail: S and the held-out samples are not alike, or this is chance (5 in "
                     )
                     self.note(measure, name, [f"{void}100); the verdicts of this row say little"])
                 if name not in (self.original, self.retrained):  # the others took a step that can be smaller
-                    for attack in found:
+                    for attack in attacks:
                         self.note(measure, name, attack.flags)
         return Row(measure, cells)
 

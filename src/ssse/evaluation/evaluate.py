@@ -138,7 +138,7 @@ def _objectives(
 ) -> Iterator[Row]:
     if "retained" not in splits:
         return
-    found = {
+    objectives = {
         key: objective(
             model, loss_fn, splits["retained"], weight_decay=weight_decay, parameters=parameters, progress=progress
         )
@@ -147,8 +147,8 @@ def _objectives(
     }
     group = f"training objective on {SPLITS['retained']}"
     loss, slope = Measure("objective", "L₋S", group, 4), Measure("gradient_norm", "‖∇L₋S‖", group, 4)
-    yield comparison.row(loss, lambda key: found[key].loss if key in found else None)
-    yield comparison.row(slope, lambda key: found[key].gradient_norm if key in found else None)
+    yield comparison.row(loss, lambda key: objectives[key].loss if key in objectives else None)
+    yield comparison.row(slope, lambda key: objectives[key].gradient_norm if key in objectives else None)
 
 
 def _relearning(comparison: Comparison, splits: Splits, loss_fn: LossLike, options: Mapping[str, Any]) -> Iterator[Row]:
@@ -159,12 +159,12 @@ def _relearning(comparison: Comparison, splits: Splits, loss_fn: LossLike, optio
     measure, cells = Measure("relearn", "steps until S is learnt again", "relearn time", 0), {}
     for name in comparison.records.names:
         modules = [m for key in comparison.records.seeds(name) if isinstance(m := models[key], nn.Module)]
-        found = [relearn_time(module, loss_fn, splits["forgotten"], **options) for module in modules]
-        late = [road for road in found if road.steps is None]
+        runs = [relearn_time(module, loss_fn, splits["forgotten"], **options) for module in modules]
+        late = [run for run in runs if run.steps is None]
         if late:  # a mean of those that came back in time would be too low
             taken = len(late[0].losses) - 1
-            note = f"> {taken}" if len(late) == len(found) else f"{len(late)}/{len(found)} > {taken}"
+            note = f"> {taken}" if len(late) == len(runs) else f"{len(late)}/{len(runs)} > {taken}"
             cells[name] = Cell(None, note=note)
         else:
-            cells[name] = summary([road.steps for road in found])
+            cells[name] = summary([run.steps for run in runs])
     yield Row(measure, cells)

@@ -1,9 +1,8 @@
-"""What models say: logits of any model, on batches that all of them see together."""
+"""What models say: logits of a module, or of any function of the inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,32 +10,11 @@ import torch
 from torch import nn
 
 from ssse.errors import InvalidData, InvalidModel
-from ssse.evaluation.splits import SPLITS
-from ssse.metrics.scores import (
-    Task,
-    as_labels,
-    as_logits,
-    check_alike,
-)
-from ssse.problem.batches import (
-    Inputs,
-    check_repeatable,
-    count_samples,
-    read_batch,
-)
+from ssse.metrics.scores import as_logits
+from ssse.problem.batches import Inputs
 from ssse.problem.problem import arguments, refuse_difference, refuse_training_mode, tensor_output
-from ssse.system.progress import track
 
 Model = nn.Module | Callable[[Any], Any]
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One batch under every model."""
-
-    logits: dict[str, np.ndarray]
-    labels: np.ndarray
-    task: Task
 
 
 def check_model(model: Model, name: str) -> None:
@@ -73,30 +51,8 @@ def _refuse_other_dtype(model: Model, x: Inputs, name: str, error: Exception) ->
     tensors = list(x.values()) if isinstance(x, dict) else [x]
     given = {str(value.dtype) for value in tensors if value.is_floating_point()}
     wanted = {str(p.dtype) for p in model.parameters()} if isinstance(model, nn.Module) else given
-    if isinstance(error, RuntimeError) and given and wanted and given != wanted:
+    if isinstance(error, RuntimeError) and given and wanted and given.isdisjoint(wanted):
         raise InvalidData(
             f"'{name}' has parameters of {', '.join(sorted(wanted))} and the inputs are {', '.join(sorted(given))}; "
             "cast one of them, for instance model.to(x.dtype)."
         ) from error
-
-
-def watch(models: Mapping[str, Model], data: Iterable[Any], split: str, progress: bool) -> Iterator[Seen]:
-    """Every batch of a split under every model.
-
-    One pass for all models: a loader that shuffles shows each of them the same samples, and only one batch is held.
-    """
-    check_repeatable(data)
-    task, count = None, 0
-    batches = (read_batch(batch, None) for batch in data)
-    for x, y in track(batches, count_samples(data), f"evaluating on {SPLITS[split]}", progress):
-        if not len(y):
-            continue
-        logits = {name: logits_of(model, x, name) for name, model in models.items()}
-        check_alike(logits)
-        labels, found = as_labels(y, next(iter(logits.values())))
-        if found != (task or found):
-            raise InvalidData(f"Some batches of '{split}' have class indices as labels, others attributes.")
-        task, count = found, count + len(y)
-        yield Seen(logits, labels, found)
-    if not count:
-        raise InvalidData(f"The split '{split}' is empty; leave it out, or pass its samples.")

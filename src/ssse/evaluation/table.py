@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -55,7 +54,7 @@ class Cell:
 class Evaluation:
     """Named models, measured.
 
-    `evaluation["erased", "mean_gap"]` is a number; `print(evaluation)`, `to_frame()`, `to_json()` and `figure()` show
+    `evaluation["erased", "mean_gap"]` is a number; `print(evaluation)`, `to_frame()`, `to_dict()` and `figure()` show
     all of them.
 
     Attributes:
@@ -90,6 +89,7 @@ class Evaluation:
         return None if cell is None else cell.value
 
     def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it, and `from_dict` reads it."""
         return {
             "models": list(self.models),
             "seeds": self.seeds,
@@ -115,9 +115,6 @@ class Evaluation:
             floor_spreads=dict(stored["noise_floor_spread"]),
             flags=tuple(stored["flags"]),
         )
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), ensure_ascii=False, indent=1, allow_nan=False)
 
     def to_frame(self) -> DataFrame:
         """A row a model, a column a measure; the noise floor is the last row, where there is one."""
@@ -196,7 +193,7 @@ class Evaluation:
 
     def __str__(self) -> str:
         # A table cut off at the right would hide models, so the text is as wide as it needs to be. It is plain text
-        # also where a terminal or a notebook is looking, for it may be on its way to a file.
+        # also where a terminal or a notebook is looking: it may be on its way to a file.
         text = io.StringIO()
         console = Console(file=text, width=10_000, color_system=None, force_terminal=False, force_jupyter=False)
         console.width = max(100, Measurement.get(console, console.options, self._table(self.models)).maximum)

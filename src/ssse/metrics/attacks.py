@@ -7,7 +7,7 @@ Every attack reads one number a sample, the confidence in the true label φ = lo
     reference_attack    and a few models that saw neither            the same, each sample's difficulty taken off
     u_lira              and many erased and many retrained models    erased against retrained, sample by sample
 
-Each comes with its own uncertainty, for a finite audit never shows 0.5 exactly.
+Each comes with its own uncertainty: a finite audit never shows 0.5 exactly.
 """
 
 from __future__ import annotations
@@ -145,6 +145,13 @@ def member_rate(forgotten: Any, members: Any, non_members: Any) -> Flagged:
     return Flagged(rate, "No threshold tells members from non-members, so being called a member means nothing.")
 
 
+def rank_auc(forgotten: np.ndarray, held_out: np.ndarray) -> float:
+    """P(forgotten > held-out) + ½ P(equal), by ranks: exactly 0 or 1 where all are apart, not rounded."""
+    k, h = len(forgotten), len(held_out)
+    ranks = stats.rankdata(np.concatenate([forgotten, held_out]))
+    return float(ranks[:k].sum() - k * (k + 1) / 2) / (k * h)
+
+
 def _attack(forgotten: np.ndarray, held_out: np.ndarray, level: float) -> Attack:
     k, h = len(forgotten), len(held_out)
     scores = np.concatenate([forgotten, held_out])
@@ -160,8 +167,7 @@ def _attack(forgotten: np.ndarray, held_out: np.ndarray, level: float) -> Attack
         flags.append("All scores are equal, so nothing can be told from them.")
         return Attack(0.5, *_score_interval(0.5, k, h, level), 1.0, 0.0, level, tuple(flags))
     false, true, _ = roc_curve(is_forgotten, scores, drop_intermediate=False)
-    # by the sum of ranks, which is exactly 0 or 1 where all are apart; the area under the curve rounds
-    auc = float(stats.rankdata(scores)[:k].sum() - k * (k + 1) / 2) / (k * h)
+    auc = rank_auc(forgotten, held_out)
     p_value = _mann_whitney(forgotten, held_out)
     if p_value < level and auc < 0.5:
         flags.append(

@@ -30,10 +30,10 @@ def remaining_distance(erased: Any, original: Any, retrained: Any) -> Flagged:
     Where the original and the retrained model are the same there was nothing to erase: 0.5 for a third one of that
     kind, infinite for any other, and a flag.
     """
-    left, whole = parameter_distance(erased, retrained), parameter_distance(original, retrained)
+    remaining, whole = parameter_distance(erased, retrained), parameter_distance(original, retrained)
     if whole == 0:
-        return Flagged(math.inf, NOTHING_TO_ERASE) if left else Flagged(0.5, NOTHING_TO_COMPARE)
-    return Flagged(left / whole)
+        return Flagged(math.inf, NOTHING_TO_ERASE) if remaining else Flagged(0.5, NOTHING_TO_COMPARE)
+    return Flagged(remaining / whole)
 
 
 def parameter_distance(first: Any, second: Any) -> float:

@@ -46,7 +46,7 @@ def tug_of_war(model: Mapping[str, float], retrained: Mapping[str, float]) -> fl
     missing = [split for split in splits if split not in model or split not in retrained]
     if missing:
         raise InvalidData(f"ToW needs the accuracies on {', '.join(splits)}; missing: {', '.join(missing)}.")
-    if any(not 0 <= found[split] <= 1 for found in (model, retrained) for split in splits):
+    if any(not 0 <= accuracies[split] <= 1 for accuracies in (model, retrained) for split in splits):
         raise InvalidData("ToW needs accuracies between 0 and 1, not per cent.")
     return float(np.prod([1 - abs(model[split] - retrained[split]) for split in splits]))
 

@@ -104,8 +104,8 @@ def similarity_of(erased: AttributeAuc, original: AttributeAuc, retrained: Attri
     """γ from the AUCs of the three models on S."""
     flags = dict.fromkeys(erased.flags + original.flags + retrained.flags)
     away = float(np.abs(erased.values - original.values).sum())
-    left = float(np.abs(erased.values - retrained.values).sum())
-    return share(away, left, *flags)
+    remaining = float(np.abs(erased.values - retrained.values).sum())
+    return share(away, remaining, *flags)
 
 
 def share(part: float, rest: float, *flags: str) -> Flagged:

@@ -54,7 +54,7 @@ def u_lira(erased: Any, retrained: Any, seed: int = 0, level: float = 0.05) -> U
     *Split.* The smaller side is halved by the seed; one half are its targets, and as many of the other side's models
     are theirs; all the rest are shadows. Given the shadows the targets are independent, so a t interval over them is
     honest, as the tests simulate; taking turns would share the fits between targets, and such 95 % intervals cover less
-    than 90 %. A target's samples are averaged first, for they move together, and an erased and a retrained target make
+    than 90 %. A target's samples are averaged first: they move together, and an erased and a retrained target make
     a pair, whose errors balance. With equally many models on both sides, row j of both stays together throughout: it
     may be one model, with some samples erased and others never seen.
 
@@ -119,20 +119,20 @@ def _fit_gaussians(
     erased: np.ndarray, retrained: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
     """Means and variances, shape (2, k), and which samples have a shadow on both sides, shape (k,); and flags."""
-    seen = np.stack([np.isfinite(erased).sum(0), np.isfinite(retrained).sum(0)])
-    usable = seen.min(0) > 0
+    counts = np.stack([np.isfinite(erased).sum(0), np.isfinite(retrained).sum(0)])
+    usable = counts.min(0) > 0
     sums = np.stack([np.nansum(erased, 0), np.nansum(retrained, 0)])
-    means = sums / np.maximum(seen, 1)
+    means = sums / np.maximum(counts, 1)
     squares = np.stack(
         [np.nansum((side - mean) ** 2, 0) for side, mean in zip((erased, retrained), means, strict=True)]
     )
-    spare = np.maximum(seen - 1, 0)
+    spare = np.maximum(counts - 1, 0)
     if not usable.any() or spare.sum(1).min() == 0:
         raise InvalidData(
             "Some sample must have a shadow model on both sides, and some sample two on each, to fit a mean and a "
             "variance: too many NaN. Train more models, or let their forget sets overlap more."
         )
-    own = seen.min(0) >= OWN_VARIANCE
+    own = counts.min(0) >= OWN_VARIANCE
     pooled = squares.sum(1, keepdims=True) / spare.sum(1, keepdims=True)
     variances = np.where(own, squares / np.maximum(spare, 1), pooled)
     flags = []

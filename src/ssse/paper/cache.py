@@ -113,8 +113,8 @@ class Cache:
 
 def _read_seconds(path: Path, key: str) -> dict[str, float]:
     """By key, those of the value itself and of everything that was needed for it; each without the others."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return {name: float(own) for name, own in (found if isinstance(found, dict) else {key: found}).items()}
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    return {name: float(own) for name, own in (stored if isinstance(stored, dict) else {key: stored}).items()}
 
 
 def key_of(name: str, *parts: Any) -> str:

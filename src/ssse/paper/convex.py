@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from ssse import baselines
-from ssse.calibration.scan import Undecided
-from ssse.calibration.search import descent
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.erase import erase
 from ssse.metrics.gaps import divergences, mean_gap
@@ -25,9 +23,9 @@ from ssse.paper.settings import Settings
 from ssse.paper.study import (
     WIDE,
     Curve,
-    Looker,
     Method,
     Removal,
+    Scanner,
     accuracies,
     timed,
 )
@@ -141,8 +139,8 @@ class Convex:
 
     def retrained(self, removal: Removal) -> tuple[nn.Module, float]:
         """From scratch, without S; and the seconds that it took."""
-        found = self._train(removal.keep)
-        return as_model(found["weights"]), float(found["seconds"])
+        trained = self._train(removal.keep)
+        return as_model(trained["weights"]), float(trained["seconds"])
 
     def curvature(self, name: str, rows: str, **how: Any) -> Curvature:
         """Fitted when first asked for, and kept."""
@@ -184,47 +182,38 @@ class Convex:
         key = key_of("linear", self.data.digest, self.decay, keep, linear)
 
         def make() -> dict[str, Tensor]:
-            found = self.solver.train(keep)
-            return {"weights": found.weights, "seconds": torch.tensor(found.seconds, dtype=torch.float64)}
+            trained = self.solver.train(keep)
+            return {"weights": trained.weights, "seconds": torch.tensor(trained.seconds, dtype=torch.float64)}
 
         return self.settings.cache.tensors(key, make)
 
     def _answer(self, removal: Removal) -> dict[str, Any]:
         retrained, retrain_seconds = self.retrained(removal)
-        splits = self.splits(removal)
-        look = Looker(self.model, self.loss, splits, retrained)
-        return {
-            "kind": removal.kind,
-            "rate": removal.rate,
-            "k": len(removal.forget),
-            "n": len(self.data.x),
-            "retrain_seconds": retrain_seconds,
-            "retrained": accuracies(retrained, splits),
-            "original": accuracies(self.model, splits),
-            "curves": self._ours(removal, look) | self._baselines(removal, look),
-        }
+        scanner = Scanner(self.model, self.loss, self.splits(removal), retrained)
+        curves = self._ours(removal, scanner) | self._baselines(scanner)
+        return scanner.describe(removal, len(self.data.x), retrain_seconds) | {"curves": curves}
 
-    def _ours(self, removal: Removal, look: Looker) -> dict[str, Curve]:
-        forget, n, k = look.splits["forgotten"], len(self.data.x), len(removal.forget)
+    def _ours(self, removal: Removal, scanner: Scanner) -> dict[str, Curve]:
+        forget, n, k = scanner.splits["forgotten"], len(self.data.x), len(removal.forget)
         curves: dict[str, Curve] = {}
         empirical = self.curvature("empirical", "empirical", **self.fits.empirical)
         for name, leave_out in (("paper", False), ("empirical_out", True)):
             step, seconds = timed(lambda: erase(self.model, empirical, self.loss, forget, leave_out=leave_out))  # noqa: B023
-            curves[name] = look.along(step.direction, seconds)
+            curves[name] = scanner.curve(step.direction, seconds)
         expected = self.curvature("expected", "expected", **self.fits.expected)
         step, seconds = timed(lambda: erase(self.model, expected, self.loss, forget))
-        curves["default"] = look.along(step.direction, seconds)
+        curves["default"] = scanner.curve(step.direction, seconds)
 
         exact = self.curvature("exact", "expected", **self.fits.exact)
         data = self.batches if self.fits.exact["structure"] == "matrix_free" else None
         step, seconds = timed(lambda: erase(self.model, exact, self.loss, forget, leave_out=False, data=data))
-        curves["hessian"] = look.along(step.direction, seconds)
+        curves["hessian"] = scanner.curve(step.direction, seconds)
         # What training minimised without S has the damping (n−k)w, not nw: λ is lowered for this request.
         lowered, factorising = timed(lambda: exact.with_damping(exact.damping * (n - k) / n))
         step, seconds = timed(lambda: erase(self.model, lowered, self.loss, forget, data=data))
-        (searched, why), searching = timed(lambda: self._search(lowered, forget, step.direction))
+        (searched, why), searching = timed(lambda: scanner.search(lowered, step.direction, self.batches))
         scales = np.union1d(study.SCALES, [searched])
-        curves["exact"] = look.along(
+        curves["exact"] = scanner.curve(
             step.direction,
             seconds + factorising,
             scales,
@@ -235,14 +224,8 @@ class Convex:
         )
         return curves
 
-    def _search(self, curvature: Curvature, forget: Iterable[Any], direction: Tensor) -> tuple[float, str]:
-        try:
-            return descent(self.model, curvature, self.loss, list(forget), direction, self.batches, False).by_loss()
-        except Undecided as undecided:
-            return 1.0, f"undecided, so 1: {undecided}"
-
-    def _baselines(self, removal: Removal, look: Looker) -> dict[str, Curve]:
-        forget, model, loss = look.splits["forgotten"], self.model, self.loss
+    def _baselines(self, scanner: Scanner) -> dict[str, Curve]:
+        forget, model, loss = scanner.splits["forgotten"], self.model, self.loss
         squares = self.curvature("diagonal-empirical", "empirical", structure="diagonal")
         fisher = self.curvature("diagonal-expected", "expected", structure="diagonal")
         ascent = baselines.gradient_ascent(model, None, loss, forget, weight_decay=self.decay)
@@ -255,25 +238,25 @@ class Convex:
         assert ascent.direction is not None
         assert diagonal.direction is not None
         return {
-            "ascent": look.along(ascent.direction, ascent.seconds, WIDE),
-            "diagonal": look.along(diagonal.direction, diagonal.seconds, WIDE),
-            "scrubbing": look.along(noise.step, noise.seconds, NOISE),
-            "tuning": look.at(tuned.step, tuned.seconds),
-            "dampening": look.at(damped.step, damped.seconds),
+            "ascent": scanner.curve(ascent.direction, ascent.seconds, WIDE),
+            "diagonal": scanner.curve(diagonal.direction, diagonal.seconds, WIDE),
+            "scrubbing": scanner.curve(noise.step, noise.seconds, NOISE),
+            "tuning": scanner.point(tuned.step, tuned.seconds),
+            "dampening": scanner.point(damped.step, damped.seconds),
         }
 
     def _floor(self, removal: Removal) -> dict[str, float]:
         two = [self.solver.train_sgd(removal.keep, self.settings.seed + seed) for seed in (1, 2)]
         splits = self.splits(removal)
-        models = [as_model(found.weights) for found in two]
-        one, other = (accuracies(model, splits) for model in models)
+        models = [as_model(one.weights) for one in two]
+        first, second = (accuracies(model, splits) for model in models)
         x, y = self.data.x[removal.forget], self.data.y[removal.forget]
-        logits = [(x @ found.weights.mT).numpy() for found in two]
+        logits = [(x @ one.weights.mT).numpy() for one in two]
         return {
-            "gap": 100 * mean_gap(one, other),
+            "gap": 100 * mean_gap(first, second),
             "divergence": float(divergences(logits[0], [logits[1]], y.numpy()).mean()),
-            "gradient_norm": float(np.mean([found.gradient_norm for found in two])),
-            "seconds": float(np.mean([found.seconds for found in two])),
+            "gradient_norm": float(np.mean([one.gradient_norm for one in two])),
+            "seconds": float(np.mean([one.seconds for one in two])),
         }
 
 

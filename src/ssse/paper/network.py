@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from ssse import baselines
-from ssse.calibration.scan import Undecided
-from ssse.calibration.search import descent
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.erase import erase
 from ssse.metrics.gaps import mean_gap
@@ -24,9 +22,9 @@ from ssse.paper.data.images import Images
 from ssse.paper.settings import Settings
 from ssse.paper.study import (
     Curve,
-    Looker,
     Method,
     Removal,
+    Scanner,
     accuracies,
     timed,
 )
@@ -62,13 +60,13 @@ class Size:
     """What differs between the full experiment and its small form.
 
     Attributes:
-        classes: how many of the first classes are removed. looked: samples of each large split that are looked at in a
-            scan. batch: samples that are evaluated together.
+        classes: how many of the first classes are removed. scanned: samples of each large split that a scan
+            measures. batch: samples that are evaluated together.
     """
 
     recipe: Recipe
     classes: int = 5
-    looked: int = 5_000
+    scanned: int = 5_000
     batch: int = 2_000
 
 
@@ -100,7 +98,7 @@ class Network:
             keeps = [keep.to(self.device) for _, keep, _ in jobs]
             seeds = [self.settings.seed + seed for _, _, seed in jobs]
             recipe = self.size.recipe
-            found, seconds = timed(
+            models, seconds = timed(
                 lambda: train_networks(
                     self.x,
                     self.y,
@@ -114,7 +112,7 @@ class Network:
             )
             states = {
                 f"{i}|{name}": value.cpu()
-                for i, model in enumerate(found)
+                for i, model in enumerate(models)
                 for name, value in model.state_dict().items()
             }
             return states | {"seconds": torch.tensor(seconds, dtype=torch.float64)}
@@ -143,7 +141,7 @@ class Network:
         generator = torch.Generator().manual_seed(self.settings.seed)
 
         def part(places: Tensor) -> Tensor:
-            return places[torch.randperm(len(places), generator=generator)[: self.size.looked]]
+            return places[torch.randperm(len(places), generator=generator)[: self.size.scanned]]
 
         stays, others, same = part(removal.keep), part((~removal.same).nonzero()[:, 0]), removal.same.to(self.device)
         return {
@@ -155,7 +153,7 @@ class Network:
 
     def answers(self) -> list[dict[str, Any]]:
         """Method by method, so that each large curvature is held only while it is needed."""
-        found = [self._key(r) | {"curves": {}} for r in self.removals]
+        answers = [self._described(r) | {"curves": {}} for r in self.removals]
         for name, ways in (
             ("single samples", (self._paper, self._out)),
             ("more damping", (self._damped,)),
@@ -170,24 +168,24 @@ class Network:
                     def measure(way=way, removal=removal) -> dict[str, Curve]:
                         return way(removal)
 
-                    found[i]["curves"] |= self.settings.cache.numbers(key, measure)
+                    answers[i]["curves"] |= self.settings.cache.numbers(key, measure)
             kept = self.fitted.get("single") if name == "single samples" else None  # to be damped more
             self.fitted = {} if kept is None else {"single": kept}
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()  # else the next budget would not see what was just freed
-        return found
+        return answers
 
     def floor(self) -> dict[float, dict[str, float]]:
         """Two retrained seeds, for the first class at each rate."""
-        found = {}
+        floors = {}
         for removal in self.removals:
             other = self.models.get(f"{removal.words}, another seed")
             if other is not None:
                 splits = self.splits(removal)
                 one, two = accuracies(self.models[removal.words], splits), accuracies(other, splits)
                 test = [100 * (two[s] - one[s]) for s in ("test_other", "test_same")]
-                found[removal.rate] = {"gap": 100 * mean_gap(one, two), "test_other": test[0], "test_same": test[1]}
-        return found
+                floors[removal.rate] = {"gap": 100 * mean_gap(one, two), "test_other": test[0], "test_same": test[1]}
+        return floors
 
     def curvature(self, name: str, **how: Any) -> Curvature:
         if name not in self.fitted:
@@ -202,51 +200,42 @@ class Network:
                 )
         return self.fitted[name]
 
-    def _key(self, removal: Removal) -> dict[str, Any]:
-        splits = self.splits(removal)
-        return {
-            "kind": removal.kind,
-            "rate": removal.rate,
-            "k": len(removal.forget),
-            "n": len(self.x),
-            "retrain_seconds": self.train_seconds / len(self.models),
-            "retrained": accuracies(self.models[removal.words], splits),
-            "original": accuracies(self.model, splits),
-        }
+    def _described(self, removal: Removal) -> dict[str, Any]:
+        return self._scanner(removal).describe(removal, len(self.x), self.train_seconds / len(self.models))
 
-    def _look(self, removal: Removal) -> Looker:
-        return Looker(self.model, LOSS, self.splits(removal), self.models[removal.words])
+    def _scanner(self, removal: Removal) -> Scanner:
+        return Scanner(self.model, LOSS, self.splits(removal), self.models[removal.words])
 
     def _single(self) -> Curvature:
         return self.curvature(
             "single", rows="empirical", structure="lowrank", blocks=BLOCK, memory_budget=self._most_memory()
         )
 
-    def _erased(self, removal: Removal, curvature: Curvature, **how: Any) -> tuple[Tensor, float, Looker]:
-        look = self._look(removal)
+    def _erased(self, removal: Removal, curvature: Curvature, **how: Any) -> tuple[Tensor, float, Scanner]:
+        scanner = self._scanner(removal)
         with exact_arithmetic():
-            step, seconds = timed(
-                lambda: erase(self.model, curvature, LOSS, look.splits["forgotten"], scale=1.0, **how), self.device
+            erasure, seconds = timed(
+                lambda: erase(self.model, curvature, LOSS, scanner.splits["forgotten"], scale=1.0, **how), self.device
             )
-        return step.direction, seconds, look
+        return erasure.direction, seconds, scanner
 
     def _paper(self, removal: Removal) -> dict[str, Curve]:
-        step, seconds, look = self._erased(removal, self._single(), leave_out=False)
-        return {"paper": look.along(step, seconds, SCALES, fit_seconds=self.fit_seconds["single"])}
+        step, seconds, scanner = self._erased(removal, self._single(), leave_out=False)
+        return {"paper": scanner.curve(step, seconds, SCALES, fit_seconds=self.fit_seconds["single"])}
 
     def _out(self, removal: Removal) -> dict[str, Curve]:
-        step, seconds, look = self._erased(removal, self._single())
-        return {"out": look.along(step, seconds, SCALES)}
+        step, seconds, scanner = self._erased(removal, self._single())
+        return {"out": scanner.curve(step, seconds, SCALES)}
 
     def _damped(self, removal: Removal) -> dict[str, Curve]:
         if "damped" not in self.fitted:
             self.fitted["damped"] = self._single().with_damping(STRONGER)
             del self.fitted["single"]
-        found = {}
+        curves = {}
         for name, leave_out in (("damped", False), ("damped_out", True)):
-            step, seconds, look = self._erased(removal, self.fitted["damped"], leave_out=leave_out)
-            found[name] = look.along(step, seconds, SCALES)
-        return found
+            step, seconds, scanner = self._erased(removal, self.fitted["damped"], leave_out=leave_out)
+            curves[name] = scanner.curve(step, seconds, SCALES)
+        return curves
 
     def _ten(self, removal: Removal) -> dict[str, Curve]:
         curvature = self.curvature(
@@ -257,31 +246,25 @@ class Network:
             blocks=BLOCK,
             memory_budget=self._most_memory(),
         )
-        found = {}
+        curves = {}
         for name, residual in (("ten", False), ("gradient", True)):
-            step, seconds, look = self._erased(removal, curvature, leave_out=False, residual=residual)
-            found[name] = look.along(step, seconds, SCALES, fit_seconds=self.fit_seconds["ten"])
-        return found
+            step, seconds, scanner = self._erased(removal, curvature, leave_out=False, residual=residual)
+            curves[name] = scanner.curve(step, seconds, SCALES, fit_seconds=self.fit_seconds["ten"])
+        return curves
 
     def _head(self, removal: Removal) -> dict[str, Curve]:
         curvature = self.curvature("head", rows="expected", structure="dense", damping=HEAD_DAMPING, parameters="head")
-        step, seconds, look = self._erased(removal, curvature)
+        step, seconds, scanner = self._erased(removal, curvature)
         names = curvature.layout.names
-        forget = list(look.splits["forgotten"])
-
-        def search() -> tuple[float, str]:
-            try:
-                return descent(self.model, curvature, LOSS, forget, step, self.batches, False).by_loss()
-            except Undecided as undecided:
-                return 1.0, f"undecided, so 1: {undecided}"
-
-        (searched, why), searching = timed(search, self.device)
+        (searched, why), searching = timed(lambda: scanner.search(curvature, step, self.batches), self.device)
         scales = np.union1d(SCALES, [searched])
-        return {"head": look.along(step, seconds, scales, names, searched=searched, search_seconds=searching, why=why)}
+        return {
+            "head": scanner.curve(step, seconds, scales, names, searched=searched, search_seconds=searching, why=why)
+        }
 
     def _baselines(self, removal: Removal) -> dict[str, Curve]:
-        look, decay = self._look(removal), self.size.recipe.decay
-        forget = look.splits["forgotten"]
+        scanner, decay = self._scanner(removal), self.size.recipe.decay
+        forget = scanner.splits["forgotten"]
         squares = self.curvature("squares", rows="empirical", structure="diagonal")
         fisher = self.curvature("fisher", rows="expected", structure="diagonal")
         with exact_arithmetic():
@@ -294,20 +277,20 @@ class Network:
         assert ascent.direction is not None
         assert diagonal.direction is not None
         curves = {
-            "ascent": look.along(ascent.direction, ascent.seconds, RATES),
-            "diagonal": look.along(diagonal.direction, diagonal.seconds, WIDE),
-            "scrubbing": look.along(noise.step, noise.seconds, NOISE),
-            "dampening": look.at(damped.step, damped.seconds),
+            "ascent": scanner.curve(ascent.direction, ascent.seconds, RATES),
+            "diagonal": scanner.curve(diagonal.direction, diagonal.seconds, WIDE),
+            "scrubbing": scanner.curve(noise.step, noise.seconds, NOISE),
+            "dampening": scanner.point(damped.step, damped.seconds),
         }
         if removal.place == self.removals[0].place:  # an epoch of small steps: of one class alone
             tuned = baselines.fine_tuning(
                 self.model, None, LOSS, forget, data=self.batches, weight_decay=decay, progress=False
             )
-            curves["tuning"] = look.at(tuned.step, tuned.seconds)
+            curves["tuning"] = scanner.point(tuned.step, tuned.seconds)
         return curves
 
     def _most_memory(self) -> int | None:
-        """The rows and their kernels may take nearly all of a GPU, for nothing else is held then."""
+        """The rows and their kernels may take nearly all of a GPU: nothing else is held then."""
         return int(0.92 * torch.cuda.mem_get_info(self.device)[0]) if self.device.type == "cuda" else None
 
     def _batches(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from ssse.evaluation.splits import SPLITS
 from ssse.paper.study import Curve, differences, numbers
-from ssse.rendering.plotting import GREY, STYLES, new_figure
+from ssse.rendering.plotting import GREY, new_figure, plot_series
 
 Answers = Sequence[dict[str, Any]]
 Values = Callable[[Curve, dict[str, Any]], np.ndarray]
@@ -107,19 +107,8 @@ def draw(panels: Sequence[Panel], columns: int, width: float = 3.3, height: floa
 
 def _draw_panel(ax: Axes, panel: Panel) -> None:
     for i, series in enumerate(panel.series):
-        color, line, marker = STYLES[(panel.styles[i] if panel.styles else i) % len(STYLES)]
-        every = max(1, len(series.scales) // 8)
-        ax.plot(
-            series.scales,
-            series.mean,
-            color=color,
-            linestyle=line,
-            linewidth=1.6,
-            marker=marker,
-            markevery=(i % every, every),
-            markersize=4,
-            label=series.label,
-        )
+        style = panel.styles[i] if panel.styles else None
+        color = plot_series(ax, series.scales, series.mean, series.label, index=i, style=style)
         low, high = series.mean - series.spread, series.mean + series.spread
         ax.fill_between(series.scales, np.maximum(low, 0), high, color=color, alpha=0.13, linewidth=0)
         if series.chosen is not None:

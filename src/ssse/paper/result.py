@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ssse.rendering.document import Drawn, Grid, as_plain
+from ssse.rendering.document import PageFigure, PageTable, as_plain
 
 Verdict = Literal["yes", "partly", "no"]
 Form = Literal["full", "small"]
+STAND_IN = "digits"  # the name of the data set that comes with scikit-learn
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Line:
-    """One line of the summary: a method on a data set at a removal rate.
+class SummaryRow:
+    """One row of the summary: a method on a data set at a removal rate.
 
     Attributes:
         scale: ε in words ("1", "best of 33: 0.4–1.3"). gap: mean absolute accuracy difference to the retrained model
@@ -67,19 +68,20 @@ class Result:
     Attributes:
         data: one line for each data set, in words. differs: how they differ from the paper's, beside the figures.
         numbers: everything that was measured, by request and method; the figures are drawn from it.
-        page: where the page was written.
+        stand_in: whether scikit-learn's digits stand in for the paper's data. page: where the page was written.
     """
 
     experiment: str
     title: str
     form: Form
+    stand_in: bool = False
     data: list[str] = field(default_factory=list)
     differs: list[str] = field(default_factory=list)
-    figures: list[Drawn] = field(default_factory=list)
-    tables: list[Grid] = field(default_factory=list)
+    figures: list[PageFigure] = field(default_factory=list)
+    tables: list[PageTable] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
-    summary: list[Line] = field(default_factory=list)
+    summary: list[SummaryRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
@@ -92,8 +94,8 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it: figures by the name of their file, NaN as null."""
-        shown = ("experiment", "title", "form", "command", "seed", "date", "seconds", "machine", "versions", "data")
-        body: dict[str, Any] = {name: getattr(self, name) for name in (*shown, "differs", "notes")}
+        shown = ("experiment", "title", "form", "stand_in", "command", "seed", "date", "seconds", "machine", "versions")
+        body: dict[str, Any] = {name: getattr(self, name) for name in (*shown, "data", "differs", "notes")}
         for name in ("findings", "targets", "summary", "tables"):
             body[name] = [asdict(entry) for entry in getattr(self, name)]
         body["figures"] = [

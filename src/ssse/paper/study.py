@@ -14,9 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ssse.calibration.scan import scan
+from ssse.calibration.criteria import Undecided
+from ssse.calibration.search import loss_along_step
+from ssse.curvature.curvature import Curvature
 from ssse.errors import InvalidData
 from ssse.evaluation.outputs import logits_of
+from ssse.evaluation.scan import scan
 from ssse.evaluation.splits import Splits
 from ssse.metrics.gaps import accuracy
 from ssse.problem.losses import LossLike
@@ -75,7 +78,7 @@ def draw_removals(
         member: (n, kinds) whether a training sample is of a kind; test_member alike.
     """
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    removals = []
     for place, kind in kinds.items():
         members = member[:, place].nonzero()[:, 0]
         if not len(members):
@@ -85,20 +88,20 @@ def draw_removals(
             forget = members[: max(1, round(rate * len(members)))].sort().values
             stays = torch.ones(len(member), dtype=torch.bool)
             stays[forget] = False
-            found.append(Removal(kind, place, rate, forget, stays.nonzero()[:, 0], test_member[:, place]))
-    return found
+            removals.append(Removal(kind, place, rate, forget, stays.nonzero()[:, 0], test_member[:, place]))
+    return removals
 
 
 @dataclass(frozen=True)
-class Looker:
-    """Looks along steps away from one model on the splits of one request."""
+class Scanner:
+    """Measures steps away from one model on the splits of one request, beside the model retrained for it."""
 
     model: nn.Module
     loss_fn: LossLike
     splits: Splits
     retrained: nn.Module
 
-    def along(
+    def curve(
         self,
         direction: Tensor,
         seconds: float,
@@ -107,7 +110,7 @@ class Looker:
         **extra: Any,
     ) -> Curve:
         """Everything at every ε, and the seconds that finding the step took."""
-        seen = scan(
+        measured = scan(
             self.model,
             direction,
             self.loss_fn,
@@ -117,12 +120,32 @@ class Looker:
             parameters=parameters,
             progress=False,
         )
-        found = seen.to_dict()
-        return {name: found[name] for name in KEPT} | {"seconds": seconds} | extra
+        values = measured.to_dict()
+        return {name: values[name] for name in KEPT} | {"seconds": seconds} | extra
 
-    def at(self, step: Tensor, seconds: float, parameters: ParameterChoice = "all", **extra: Any) -> Curve:
-        """A method without a scale: a single place, as a curve of one."""
-        return self.along(step, seconds, [1.0], parameters, **extra)
+    def point(self, step: Tensor, seconds: float, parameters: ParameterChoice = "all", **extra: Any) -> Curve:
+        """A method without a scale: a curve of one point."""
+        return self.curve(step, seconds, [1.0], parameters, **extra)
+
+    def describe(self, removal: Removal, n: int, retrain_seconds: float) -> dict[str, Any]:
+        """The request, and how the two models stand that every method is judged between."""
+        return {
+            "kind": removal.kind,
+            "rate": removal.rate,
+            "k": len(removal.forget),
+            "n": n,
+            "retrain_seconds": retrain_seconds,
+            "retrained": accuracies(self.retrained, self.splits),
+            "original": accuracies(self.model, self.splits),
+        }
+
+    def search(self, curvature: Curvature, direction: Tensor, data: Iterable[Any]) -> tuple[float, str]:
+        """ε by the leave-k-out loss along the step, and why; 1 where that does not decide."""
+        forget = list(self.splits["forgotten"])
+        try:
+            return loss_along_step(self.model, curvature, self.loss_fn, forget, direction, data, False).by_loss()
+        except Undecided as undecided:
+            return 1.0, f"undecided, so 1: {undecided}"
 
 
 def timed(work: Callable[[], T], device: torch.device | None = None) -> tuple[T, float]:
@@ -142,8 +165,8 @@ def numbers(values: Sequence[float | None] | None) -> np.ndarray:
 
 
 def value_at(curve: Curve, name: str, place: int) -> float:
-    found = curve[name]
-    return float("nan") if found is None or found[place] is None else float(found[place])
+    values = curve[name]
+    return float("nan") if values is None or values[place] is None else float(values[place])
 
 
 def differences(curve: Curve, split: str, goal: Mapping[str, float]) -> np.ndarray:
@@ -153,18 +176,19 @@ def differences(curve: Curve, split: str, goal: Mapping[str, float]) -> np.ndarr
 
 def accuracies(model: nn.Module, splits: Splits) -> dict[str, float]:
     """0 … 1, by split."""
-    found = {}
+    by_split = {}
     for split, batches in splits.items():
         pairs = [(logits_of(model, x, "model"), y.cpu().numpy()) for x, y in batches]
-        found[split] = float(accuracy(np.concatenate([z for z, _ in pairs]), np.concatenate([y for _, y in pairs])))
-    return found
+        logits, labels = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+        by_split[split] = float(accuracy(logits, labels))
+    return by_split
 
 
 def mean_of(values: Iterable[float]) -> float:
-    found = np.array(list(values), dtype=float)
-    return float(np.nanmean(found)) if np.isfinite(found).any() else float("nan")
+    array = np.array(list(values), dtype=float)
+    return float(np.nanmean(array)) if np.isfinite(array).any() else float("nan")
 
 
 def spread_of(values: Iterable[float]) -> float:
-    found = np.array(list(values), dtype=float)
-    return float(np.nanstd(found)) if np.isfinite(found).any() else float("nan")
+    array = np.array(list(values), dtype=float)
+    return float(np.nanstd(array)) if np.isfinite(array).any() else float("nan")

@@ -1,4 +1,4 @@
-"""The summary: for a data set and a removal rate one line a method, and the noise floor."""
+"""The summary: for a data set and a removal rate one row a method, and the noise floor."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ssse.metrics.gaps import mean_gap
-from ssse.paper.choice import place_of
+from ssse.paper.judged_scale import index_of
 from ssse.paper.plots import Answers
-from ssse.paper.result import Line
+from ssse.paper.result import SummaryRow
 from ssse.paper.study import (
     Curve,
     Method,
@@ -21,29 +21,29 @@ from ssse.paper.study import (
 )
 
 
-def lines_of(
+def summary_rows(
     answers: Answers, methods: Sequence[Method], data: str, floors: Mapping[float, Mapping[str, float]]
-) -> list[Line]:
+) -> list[SummaryRow]:
     """Rates from the largest down."""
-    found: list[Line] = []
+    rows: list[SummaryRow] = []
     for rate in sorted({a["rate"] for a in answers}, reverse=True):
         chosen = [a for a in answers if a["rate"] == rate]
-        found.append(_nothing(chosen, data, f"{rate:.0%}"))
+        rows.append(_nothing(chosen, data, f"{rate:.0%}"))
         for method in methods:
             having = [a for a in chosen if method.key in a["curves"]]
             # Recognised by chance only: that is for whole classes, of which nothing is left to recognise.
             if having and (method.chosen != "chance" or rate == 1.0):
-                found.append(_line(having, method, data, f"{rate:.0%}"))
+                rows.append(_row(having, method, data, f"{rate:.0%}"))
         floor = floors.get(rate)
         if floor is not None:
             gap, seconds = floor["gap"], floor.get("seconds")
-            found.append(_bare(data, f"{rate:.0%}", "noise floor: two retrained seeds", gap, None, seconds))
-    return found
+            rows.append(_bare(data, f"{rate:.0%}", "noise floor: two retrained seeds", gap, None, seconds))
+    return rows
 
 
 def standing(answer: Mapping[str, Any], method: Method) -> int:
     """The place on its curve at which a method is judged on a request."""
-    return place_of(answer["curves"][method.key], method.chosen, answer["rate"] == 1.0, answer.get("chance", 0.0))
+    return index_of(answer["curves"][method.key], method.chosen, answer["rate"] == 1.0, answer.get("chance", 0.0))
 
 
 def gaps_before(answers: Answers) -> list[float]:
@@ -51,22 +51,22 @@ def gaps_before(answers: Answers) -> list[float]:
     return [100 * mean_gap(a["original"], a["retrained"]) for a in answers]
 
 
-def _nothing(answers: Answers, data: str, removed: str) -> Line:
+def _nothing(answers: Answers, data: str, removed: str) -> SummaryRow:
     gaps = gaps_before(answers)
     return _bare(data, removed, "the original model: nothing erased", mean_of(gaps), spread_of(gaps), None)
 
 
 def _bare(
     data: str, removed: str, label: str, gap: float | None, spread: float | None, retrain_seconds: float | None
-) -> Line:
-    return Line(data, removed, label, "–", gap, spread, "", None, None, None, retrain_seconds, "–", "floor")
+) -> SummaryRow:
+    return SummaryRow(data, removed, label, "–", gap, spread, "", None, None, None, retrain_seconds, "–", "floor")
 
 
-def _line(answers: Answers, method: Method, data: str, removed: str) -> Line:
+def _row(answers: Answers, method: Method, data: str, removed: str) -> SummaryRow:
     places = [(a, a["curves"][method.key], standing(a, method)) for a in answers]
     scales = np.array([numbers(curve["scales"])[place] for _, curve, place in places])
     gaps = [value_at(curve, "mean_gap", place) for _, curve, place in places]
-    return Line(
+    return SummaryRow(
         data,
         removed,
         method.label,
@@ -107,18 +107,18 @@ def scale_words(method: Method, scales: np.ndarray) -> str:
 
 def at_chosen(answers: Answers, method: Method, rate: float, name: str) -> np.ndarray:
     """A value of the curve where the method stands, for every request at a rate."""
-    found = []
+    values = []
     for answer in answers:
         if answer["rate"] == rate and method.key in answer["curves"]:
             curve = answer["curves"][method.key]
-            found.append(value_at(curve, name, standing(answer, method)))
-    return np.array(found)
+            values.append(value_at(curve, name, standing(answer, method)))
+    return np.array(values)
 
 
 def chosen_scales(answers: Answers, method: Method, rate: float | None = None) -> np.ndarray:
-    found = []
+    scales = []
     for answer in answers:
         if rate in (None, answer["rate"]) and method.key in answer["curves"]:
             curve = answer["curves"][method.key]
-            found.append(numbers(curve["scales"])[standing(answer, method)])
-    return np.array(found)
+            scales.append(numbers(curve["scales"])[standing(answer, method)])
+    return np.array(scales)

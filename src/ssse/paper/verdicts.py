@@ -11,8 +11,8 @@ from ssse.paper.result import Verdict
 
 def of_all(holds: np.ndarray | Iterable[bool]) -> Verdict:
     """ "yes" where it holds everywhere, "partly" where somewhere."""
-    found = [bool(v) for v in holds]
-    return "yes" if all(found) else "partly" if any(found) else "no"
+    values = [bool(v) for v in holds]
+    return "yes" if all(values) else "partly" if any(values) else "no"
 
 
 def listed(values: Iterable[float]) -> str:

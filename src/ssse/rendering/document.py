@@ -13,7 +13,7 @@ Cell = str | float | int | None
 
 
 @dataclass(frozen=True)
-class Drawn:
+class PageFigure:
     """A figure. `paper`: which of the paper's it stands beside ("Figure 2a"), or "" where it goes past the paper."""
 
     name: str  # of the file, without its ending
@@ -24,7 +24,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Grid:
+class PageTable:
     """A table. Numbers are shown with four significant digits; words as they are."""
 
     title: str

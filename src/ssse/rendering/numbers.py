@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ssse.rendering.document import Cell
+from ssse.rendering.document import Cell, PageTable
 
 NOTHING = "–"
 
@@ -34,6 +34,11 @@ def _minus(text: str) -> str:
 
 def is_number(cell: Cell) -> bool:
     return cell is None or isinstance(cell, int | float)
+
+
+def numeric_columns(table: PageTable) -> list[bool]:
+    """Which columns hold nothing but numbers, and are set to the right."""
+    return [bool(table.rows) and all(is_number(row[j]) for row in table.rows) for j in range(len(table.columns))]
 
 
 def duration(seconds: float) -> str:

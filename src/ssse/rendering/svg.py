@@ -8,7 +8,7 @@ from io import StringIO
 
 import matplotlib
 
-from ssse.rendering.document import Drawn
+from ssse.rendering.document import PageFigure
 
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 _ID = re.compile(r'\bid="([^"]+)"')
@@ -17,7 +17,7 @@ _COORDINATES = re.compile(r'\b(d|x|y)="([^"]*)"')
 _LONG_FRACTION = re.compile(r"-?\d+\.\d{3,}")
 
 
-def render(drawn: Drawn, experiment: str) -> str:
+def render(drawn: PageFigure, experiment: str) -> str:
     """The whole file, with its title for those who hear it instead of seeing it."""
     salt = f"{experiment}-{drawn.name}"
     written = StringIO()
@@ -39,8 +39,8 @@ def inline(svg: str) -> str:
 
 def width(svg: str) -> float:
     """In CSS pixels; matplotlib writes points."""
-    found = re.search(r'<svg[^>]*?\bwidth="([\d.]+)pt"', svg)
-    return float(found[1]) * 4 / 3 if found else 640.0
+    match = re.search(r'<svg[^>]*?\bwidth="([\d.]+)pt"', svg)
+    return float(match[1]) * 4 / 3 if match else 640.0
 
 
 def _apart(svg: str, name: str) -> str:

@@ -20,7 +20,7 @@ from ssse.paper.plots import (
     split_panels,
     values_of,
 )
-from ssse.rendering.document import Drawn
+from ssse.rendering.document import PageFigure
 
 DELTA = "normalised confusion distance δ"
 SPAN = (0.05, 100)  # below, nothing has changed yet
@@ -35,11 +35,11 @@ BEYOND = {
 }
 
 
-def drawings(title: str, answers: Answers, floors: Mapping[float, Mapping[str, float]]) -> list[Drawn]:
+def drawings(title: str, answers: Answers, floors: Mapping[float, Mapping[str, float]]) -> list[PageFigure]:
     rates = sorted({a["rate"] for a in answers})
     ratio = [over_requests(answers, "paper", r, f"{r:.0%} removed", values_of("ratio"), mark=True) for r in rates]
-    found = [
-        Drawn(
+    figures = [
+        PageFigure(
             f"figure-3a-{title}",
             f"{title}: δ against ε, the paper's update",
             "The update of Definition 3.1: empirical rows, curvature over D in blocks of at most 45,000, λ = L2 = "
@@ -58,8 +58,8 @@ def drawings(title: str, answers: Answers, floors: Mapping[float, Mapping[str, f
         lambda split: [over_requests(answers, "paper", r, f"{r:.0%} removed", differences_on(split)) for r in rates],
         span=SPAN,
     )
-    found.append(
-        Drawn(
+    figures.append(
+        PageFigure(
             f"figure-4-{title}",
             f"{title}: accuracy differences to the retrained model, the paper's update",
             "On the training samples that stay (D∖S), those removed (S), and the test samples of other classes (T∖T_a) "
@@ -68,13 +68,13 @@ def drawings(title: str, answers: Answers, floors: Mapping[float, Mapping[str, f
             draw(panels, 4, width=2.9),
         )
     )
-    found.append(_past(title, answers, floors, max(rates), min(rates, key=lambda r: abs(r - 0.5))))
-    return found
+    figures.append(_past(title, answers, floors, max(rates), min(rates, key=lambda r: abs(r - 0.5))))
+    return figures
 
 
 def _past(
     title: str, answers: Answers, floors: Mapping[float, Mapping[str, float]], whole: float, part: float
-) -> Drawn:
+) -> PageFigure:
     panels = []
     for rate in (whole, part):
         for name, label in (("mean_gap", "mean accuracy gap, points"), ("ratio", DELTA)):
@@ -92,7 +92,7 @@ def _past(
                     span=SPAN,
                 )
             )
-    return Drawn(
+    return PageFigure(
         f"past-curvatures-{title}",
         f"{title}: the same with other curvatures",
         "Leave-k-out from S alone, and expected rows. Up to half a class ε = 1 is right with expected rows over "

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from ssse.paper.choice import START
 from ssse.paper.convex import (
     DEFAULT,
     EXACT,
@@ -15,6 +14,7 @@ from ssse.paper.convex import (
     PAPER_OUT,
     SEARCHED,
 )
+from ssse.paper.judged_scale import START
 from ssse.paper.plots import Answers, over_requests, values_of
 from ssse.paper.result import Finding, Target
 from ssse.paper.study import numbers
@@ -30,7 +30,7 @@ def findings(title: str, answers: Answers) -> list[Finding]:
     least = np.array([np.nanmin(curves[r].mean) for r in rates])
     last = np.array([curves[r].mean[np.flatnonzero(np.isfinite(curves[r].mean))[-1]] for r in rates])
     partial, whole = rates[:-1], rates[-1]
-    found = [
+    entries = [
         Finding(
             "There is a region of ε in which δ is below 0.5.",
             f"The smallest mean δ is {listed(least)} for {percent(rates)} removed.",
@@ -60,7 +60,7 @@ def findings(title: str, answers: Answers) -> list[Finding]:
         _leave_out(answers, rates),
         _past(answers, rates),
     ]
-    return [Finding(f.paper, f"{title}: {f.found}", f.where, f.holds, f.reason) for f in found]
+    return [Finding(f.paper, f"{title}: {f.found}", f.where, f.holds, f.reason) for f in entries]
 
 
 def _mean(answers: Answers, method: Any, rate: float, name: str = "mean_gap") -> float:
@@ -149,12 +149,12 @@ def _past(answers: Answers, rates: list[float]) -> Finding:
 
 def targets(sets: list[dict[str, Any]]) -> list[Target]:
     """Mean split gap of at most 0.4 points on half a class of pets."""
-    found = []
+    entries = []
     for one in sets:
         if one["title"] == "pets":
             gaps, floor = at_chosen(one["answers"], EXACT, 0.5, "mean_gap"), one["floors"]["0.5"]["gap"]
             measured = f"{np.mean(gaps):.2f} on average over {len(gaps)} classes ({gaps.min():.2f} to {gaps.max():.2f})"
-            found.append(
+            entries.append(
                 Target(
                     "mean gap on half a class of pets, expected rows over D∖S, all classes together, ε = 1",
                     "at most 0.4 points",
@@ -162,4 +162,4 @@ def targets(sets: list[dict[str, Any]]) -> list[Target]:
                     bool(np.mean(gaps) <= 0.4),
                 )
             )
-    return found
+    return entries

@@ -24,7 +24,7 @@ from ssse.paper.convex import METHODS as COMMON
 from ssse.paper.data.digits import digit_classes
 from ssse.paper.data.features import load_awa2, random_split
 from ssse.paper.data.npz import Features
-from ssse.paper.result import Result
+from ssse.paper.result import STAND_IN, Result
 from ssse.paper.settings import Settings
 from ssse.paper.study import (
     Removal,
@@ -32,8 +32,8 @@ from ssse.paper.study import (
     draw_removals,
     mean_of,
 )
-from ssse.paper.summary import chosen_scales, lines_of, note_on_search
-from ssse.rendering.document import Grid, as_plain
+from ssse.paper.summary import chosen_scales, note_on_search, summary_rows
+from ssse.rendering.document import PageTable, as_plain
 
 DECAY = 1e-4
 BLOCK = 45_000
@@ -87,17 +87,17 @@ def compose(numbers: dict[str, Any]) -> Result:
     """Figures, tables and findings from the numbers alone."""
     sets, small = numbers["sets"], numbers["form"] == "small"
     title = "SSSE on classes of animals: a linear softmax classifier"
-    result = Result("awa2", title, numbers["form"], numbers=numbers)
-    result.data = [found["data"] for found in sets]
-    result.differs = [_difference(found) for found in sets]
-    for found in sets:
-        answers, floors = found["answers"], {float(rate): floor for rate, floor in found["floors"].items()}
-        result.figures += drawings(found["title"], answers, floors)
-        result.tables.append(_scales(found["title"], answers))
-        result.findings += findings(found["title"], answers)
-        result.summary += lines_of(answers, METHODS, found["title"], floors)
+    result = Result("awa2", title, numbers["form"], sets[0]["title"] == STAND_IN, numbers=numbers)
+    result.data = [dataset["data"] for dataset in sets]
+    result.differs = [_difference(dataset) for dataset in sets]
+    for dataset in sets:
+        answers, floors = dataset["answers"], {float(rate): floor for rate, floor in dataset["floors"].items()}
+        result.figures += drawings(dataset["title"], answers, floors)
+        result.tables.append(_scales(dataset["title"], answers))
+        result.findings += findings(dataset["title"], answers)
+        result.summary += summary_rows(answers, METHODS, dataset["title"], floors)
     result.targets = [] if small else targets(sets)
-    retraining = mean_of(a["retrain_seconds"] for found in sets for a in found["answers"])
+    retraining = mean_of(a["retrain_seconds"] for dataset in sets for a in dataset["answers"])
     result.notes = [
         "The paper's blocks of at most 45,000 parameters, held in dual form. Trained to ‖∇L‖ ≤ 1e-7 by Newton's "
         f"method, which also retrains, in {retraining:.1f} s on average. The noise floor is of two models trained by "
@@ -107,30 +107,30 @@ def compose(numbers: dict[str, Any]) -> Result:
         "retraining.",
         "'All classes together' solves with the training data by conjugate gradients; a block a class needs S alone.",
     ]
-    result.notes += note_on_search([a for found in sets for a in found["answers"]], "exact")
+    result.notes += note_on_search([a for dataset in sets for a in dataset["answers"]], "exact")
     return result
 
 
-def _difference(found: dict[str, Any]) -> str:
+def _difference(dataset: dict[str, Any]) -> str:
     shape = (
-        f"{found['title']}: {found['samples']:,} training samples × {found['features']:,} features, {found['classes']} "
-        f"classes, test accuracy {100 * found['accuracy']['test']:.2f} %"
+        f"{dataset['title']}: {dataset['samples']:,} training samples × {dataset['features']:,} features, "
+        f"{dataset['classes']} classes, test accuracy {100 * dataset['accuracy']['test']:.2f} %"
     )
     paper = "the paper: 26,125 × 2,048, 50 classes, 93.08 %, ResNet-101 features"
     split = "random 70/10/20 split of all samples, features standardised and divided by √p"
-    return f"{shape} ({paper}); {split}.{ABOUT.get(found['title'], '')}" + (
-        " These are digits, not animals." if found["title"] == "digits" else ""
+    return f"{shape} ({paper}); {split}.{ABOUT.get(dataset['title'], '')}" + (
+        " These are digits, not animals." if dataset["title"] == STAND_IN else ""
     )
 
 
-def _scales(title: str, answers: list[dict[str, Any]]) -> Grid:
+def _scales(title: str, answers: list[dict[str, Any]]) -> PageTable:
     """Where ε ends up, by the paper's rule and by the search that needs no retrained model."""
     rows = []
     for rate in sorted({a["rate"] for a in answers}):
-        found = [chosen_scales(answers, method, rate) for method in (PAPER, PAPER_OUT, SEARCHED)]
-        rows.append([f"{rate:.0%}", *(f"{v.mean():.3g} ({v.min():.3g} to {v.max():.3g})" for v in found)])
+        scales = [chosen_scales(answers, method, rate) for method in (PAPER, PAPER_OUT, SEARCHED)]
+        rows.append([f"{rate:.0%}", *(f"{v.mean():.3g} ({v.min():.3g} to {v.max():.3g})" for v in scales)])
     columns = ("removed", "SSSE over D, smallest δ", "SSSE over D∖S, smallest δ", "expected over D∖S, loss search")
-    return Grid(f"{title}: the ε of each request, mean and range over classes", columns, rows, "Figure 3a")
+    return PageTable(f"{title}: the ε of each request, mean and range over classes", columns, rows, "Figure 3a")
 
 
 def prepare(settings: Settings) -> list[tuple[Convex, list[Removal], str]]:
@@ -138,22 +138,22 @@ def prepare(settings: Settings) -> list[tuple[Convex, list[Removal], str]]:
     sets = [digit_classes()] if settings.data is None else load_awa2(settings.data)
     if settings.small:
         sets = sets[:1]
-    return [_prepare(settings, found) for found in sets]
+    return [_prepare(settings, features) for features in sets]
 
 
-def _prepare(settings: Settings, found: Features) -> tuple[Convex, list[Removal], str]:
-    split = random_split(len(found.x), settings.seed)
+def _prepare(settings: Settings, features: Features) -> tuple[Convex, list[Removal], str]:
+    split = random_split(len(features.x), settings.seed)
     train, test = (split == 0).nonzero()[:, 0], (split == 2).nonzero()[:, 0]
-    x = found.x.double()
+    x = features.x.double()
     x = (x - x[train].mean(0)) / x[train].std(0).clamp_min(1e-6) / x.shape[1] ** 0.5
-    title = "digits" if settings.data is None else found.source.split(":")[0].split(",")[0].removesuffix(".npz")
-    data = Tabular(x[train], found.y[train], x[test], found.y[test], found.names, title)
+    title = STAND_IN if settings.data is None else features.source.split(":")[0].split(",")[0].removesuffix(".npz")
+    data = Tabular(x[train], features.y[train], x[test], features.y[test], features.names, title)
     empirical = {"structure": "lowrank", "blocks": BLOCK}
     if len(train) > LARGE:
         empirical["dtype"] = torch.float32
     fits = Fits(empirical, {"structure": "dense", "blocks": "output"}, {"structure": "matrix_free"})
     study = Convex(settings, data, "cross_entropy", DECAY, fits)
     part = settings.small and settings.data is not None
-    first = {c: found.names[c] for c in range(min(FEW if part else CLASSES, len(found.names)))}
+    first = {c: features.names[c] for c in range(min(FEW if part else CLASSES, len(features.names)))}
     rates = RATES[1::2] if part else RATES
-    return study, draw_removals(first, data.member, data.test_member, rates, settings.seed), found.source
+    return study, draw_removals(first, data.member, data.test_member, rates, settings.seed), features.source

@@ -21,7 +21,7 @@ from ssse.paper.plots import (
     split_panels,
     values_of,
 )
-from ssse.rendering.document import Drawn
+from ssse.rendering.document import PageFigure
 
 RATIO = "similarity ratio γ (1 = retrained)"
 DISTANCE = "normalised parameter distance"
@@ -30,12 +30,12 @@ SPAN = (0.05, 20)  # outside, every curve is flat
 BAND = "Mean over the attributes, band: one standard deviation. A star marks the best mean."
 
 
-def drawings(answers: Answers, floors: Mapping[float, Mapping[str, Any]]) -> list[Drawn]:
+def drawings(answers: Answers, floors: Mapping[float, Mapping[str, Any]]) -> list[PageFigure]:
     rates = sorted({a["rate"] for a in answers})
     ratio = [over_requests(answers, "paper", r, f"{r:.0%} removed", values_of("ratio"), mark=True) for r in rates]
     distance = [over_requests(answers, "paper", r, f"{r:.0%} removed", values_of("distance")) for r in rates]
-    found = [
-        Drawn(
+    figures = [
+        PageFigure(
             "figure-2",
             "γ and parameter distance against ε, the paper's update",
             "The update of Definition 3.1: empirical rows, curvature over D, λ = L2 = 1e-4. (a) the similarity "
@@ -64,8 +64,8 @@ def drawings(answers: Answers, floors: Mapping[float, Mapping[str, Any]]) -> lis
         for name, label in (("ratio", RATIO), ("distance", DISTANCE))
         for rate in (whole, part)
     ]
-    found.append(
-        Drawn(
+    figures.append(
+        PageFigure(
             "past-curvatures",
             "The same with other curvatures: leave-k-out, and expected rows",
             "Expected rows over D are the Hessian, the paper's influence update. Leaving out S needs S alone. The "
@@ -80,8 +80,8 @@ def drawings(answers: Answers, floors: Mapping[float, Mapping[str, Any]]) -> lis
         floor=floors[whole]["gap"] if whole in floors else None,
         span=SPAN,
     )
-    found.append(
-        Drawn(
+    figures.append(
+        PageFigure(
             "past-accuracies",
             f"Accuracy differences to the retrained model, {whole:.0%} of an attribute removed",
             "On the training samples that stay (D∖S), those removed (S), and the test samples without (T∖T_a) and with "
@@ -90,7 +90,7 @@ def drawings(answers: Answers, floors: Mapping[float, Mapping[str, Any]]) -> lis
             draw(panels, 4, width=2.9),
         )
     )
-    return found
+    return figures
 
 
 def _short(label: str) -> str:

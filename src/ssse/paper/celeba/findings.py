@@ -80,13 +80,13 @@ def _consistency(answers: Answers) -> Finding:
 
 
 def _distance(answers: Answers, whole: float) -> Finding:
-    found = float(np.nanmean(at_chosen(answers, PAPER, whole, "distance")))
+    distance = float(np.nanmean(at_chosen(answers, PAPER, whole, "distance")))
     ours = float(np.nanmean(at_chosen(answers, EXACT, whole, "distance")))
     return Finding(
         "At full removal the normalised distance stays close to 0.5: SSSE is as far from θ₋S as from θ*.",
-        f"{found:.2f} on average at argmax γ; {ours:.2f} with expected rows over D∖S at ε = 1.",
+        f"{distance:.2f} on average at argmax γ; {ours:.2f} with expected rows over D∖S at ε = 1.",
         "Figure 2b",
-        "yes" if abs(found - 0.5) <= 0.1 else "no",
+        "yes" if abs(distance - 0.5) <= 0.1 else "no",
     )
 
 
@@ -140,12 +140,12 @@ def _leave_out(answers: Answers, rates: list[float]) -> Finding:
 
 def targets(answers: Answers, shown: tuple[str, ...]) -> list[Target]:
     """γ ≥ 0.98 on the faces at ε = 1."""
-    found = []
+    entries = []
     for method, what in ((EXACT, "expected rows over D∖S, damping (n−k)λ"), (DEFAULT, "the same with damping nλ")):
         some = [a for a in answers if a["kind"] in shown and a["rate"] in (0.5, 1.0)]
         gammas = np.array([numbers(a["curves"][method.key]["ratio"])[standing(a, method)] for a in some])
         every = np.concatenate([at_chosen(answers, method, r, "ratio") for r in {a["rate"] for a in answers}])
-        found.append(
+        entries.append(
             Target(
                 f"γ at ε = 1, {what}",
                 "at least 0.98",
@@ -158,7 +158,7 @@ def targets(answers: Answers, shown: tuple[str, ...]) -> list[Target]:
             )
         )
     gaps = [differences(a["curves"]["exact"], "forgotten", a["retrained"])[standing(a, EXACT)] for a in answers]
-    found.append(
+    entries.append(
         Target(
             "accuracy on S, difference to retrained at ε = 1",
             "at most 0.2 points on average",
@@ -166,4 +166,4 @@ def targets(answers: Answers, shown: tuple[str, ...]) -> list[Target]:
             bool(np.mean(gaps) <= 0.2),
         )
     )
-    return found
+    return entries

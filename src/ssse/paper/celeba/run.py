@@ -22,7 +22,7 @@ from ssse.paper.convex import (
 )
 from ssse.paper.data.digits import digit_attributes
 from ssse.paper.data.features import load_celeba, random_split
-from ssse.paper.result import Result
+from ssse.paper.result import STAND_IN, Result
 from ssse.paper.settings import Settings
 from ssse.paper.study import (
     Removal,
@@ -30,8 +30,8 @@ from ssse.paper.study import (
     mean_of,
     numbers,
 )
-from ssse.paper.summary import lines_of, note_on_search, standing
-from ssse.rendering.document import Grid, as_plain
+from ssse.paper.summary import note_on_search, standing, summary_rows
+from ssse.rendering.document import PageTable, as_plain
 
 DECAY = 1e-4
 RARE = 0.2
@@ -71,13 +71,13 @@ def compose(numbers: dict[str, Any]) -> Result:
     answers, shown = numbers["answers"], tuple(numbers["shown"])
     floors = {float(rate): floor for rate, floor in numbers["floors"].items()}
     title = "SSSE on face attributes: a linear multi-attribute classifier"
-    result = Result("celeba", title, numbers["form"], numbers=numbers)
+    result = Result("celeba", title, numbers["form"], numbers["title"] == STAND_IN, numbers=numbers)
     result.data, result.differs = [numbers["data"]], numbers["differs"]
     result.figures = drawings(answers, floors)
     result.tables = [_table(numbers["table"]), _best_scales(answers)]
     result.findings = celeba_findings.findings(answers, numbers["own"])
     result.targets = celeba_findings.targets(answers, shown) if numbers["form"] == "full" else []
-    result.summary = lines_of(answers, METHODS, numbers["title"], floors)
+    result.summary = summary_rows(answers, METHODS, numbers["title"], floors)
     retraining = mean_of(a["retrain_seconds"] for a in answers)
     stopped = mean_of(floor["gradient_norm"] for floor in floors.values())
     result.notes = [
@@ -169,7 +169,7 @@ def models_side_by_side(study: Convex, removals: list[Removal]) -> list[dict[str
             "θ₋S, retrained": study.retrained(removal)[0],
             "θ*, original": study.model,
         }
-        found = evaluate(
+        evaluation = evaluate(
             models,
             splits,
             original="θ*, original",
@@ -179,28 +179,30 @@ def models_side_by_side(study: Convex, removals: list[Removal]) -> list[dict[str
             progress=False,
         )
         for name in models:
-            losses = [(found[name, key] or 0.0) / attributes for key in ("objective", "gradient_norm")]
-            values = [*losses, *(found[name, f"accuracy_{split}"] for split in splits)]
+            losses = [(evaluation[name, key] or 0.0) / attributes for key in ("objective", "gradient_norm")]
+            values = [*losses, *(evaluation[name, f"accuracy_{split}"] for split in splits)]
             rows.append({"kind": removal.kind, "rate": removal.rate, "model": name, "values": values})
     return rows
 
 
-def _table(found: list[dict[str, Any]]) -> Grid:
+def _table(measured: list[dict[str, Any]]) -> PageTable:
     """The paper's own numbers below ours."""
     rows: list[list[Any]] = []
-    for kind, rate in dict.fromkeys((row["kind"], row["rate"]) for row in found):
+    for kind, rate in dict.fromkeys((row["kind"], row["rate"]) for row in measured):
         words = f"{rate:.0%} of {kind}"
-        rows += [[words, row["model"], *row["values"]] for row in found if (row["kind"], row["rate"]) == (kind, rate)]
+        rows += [
+            [words, row["model"], *row["values"]] for row in measured if (row["kind"], row["rate"]) == (kind, rate)
+        ]
         rows += [[words, f"paper: {name}", *values] for name, *values in PAPER_TABLE.get((kind, rate), [])]
     columns = ("removed", "model", "L₋S", "‖∇L₋S‖", "D∖S, %", "S, %", "T∖T_a, %", "T_a, %")
     note = (
         "L₋S and its gradient are averaged over attributes. ε as in the paper: argmax γ. Rows that begin with 'paper' "
         "are its own numbers, on its own features."
     )
-    return Grid("Loss, gradient and accuracies after removing two attributes", columns, rows, "Table 1", note)
+    return PageTable("Loss, gradient and accuracies after removing two attributes", columns, rows, "Table 1", note)
 
 
-def _best_scales(answers: list[dict[str, Any]]) -> Grid:
+def _best_scales(answers: list[dict[str, Any]]) -> PageTable:
     """How consistent ε is over attributes and rates."""
     rows = []
     for rate in sorted({a["rate"] for a in answers}):
@@ -229,7 +231,7 @@ def _best_scales(answers: list[dict[str, Any]]) -> Grid:
         "max γ, mean",
         "least",
     )
-    return Grid("The best ε of the paper's update, request by request", columns, rows, "Figure 2")
+    return PageTable("The best ε of the paper's update, request by request", columns, rows, "Figure 2")
 
 
 PAPER_TABLE = {
@@ -258,20 +260,20 @@ PAPER_TABLE = {
 
 def prepare(settings: Settings) -> tuple[Convex, list[Removal], str]:
     """The data as the paper uses it, the removals, and the data in words."""
-    found = digit_attributes() if settings.data is None else load_celeba(settings.data)
-    split = random_split(len(found.x), settings.seed) if found.split is None else found.split
+    features = digit_attributes() if settings.data is None else load_celeba(settings.data)
+    split = random_split(len(features.x), settings.seed) if features.split is None else features.split
     train, test = (split == 0).nonzero()[:, 0], (split == 2).nonzero()[:, 0]
     if len(train) > MANY:
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(settings.seed))
         train = train[order[: len(train) // 10]].sort().values
-    x = found.x.double()
+    x = features.x.double()
     x = x / x[train].square().sum(1).mean().sqrt()
-    y = found.y.double()
-    data = Tabular(x[train], y[train], x[test], y[test], found.names, "digits" if settings.data is None else "faces")
+    y = features.y.double()
+    data = Tabular(x[train], y[train], x[test], y[test], features.names, STAND_IN if settings.data is None else "faces")
     blocks = {"structure": "dense", "blocks": "output"}
     study = Convex(settings, data, "binary_cross_entropy", DECAY, Fits(blocks, blocks, blocks))
     share = data.y.mean(0)
-    rare = {a: found.names[a] for a in range(len(found.names)) if 0 < share[a] <= RARE}
+    rare = {a: features.names[a] for a in range(len(features.names)) if 0 < share[a] <= RARE}
     if not rare:
         raise InvalidData(
             f"No attribute has at most {RARE:.0%} positives among the {len(train):,} training samples, so none "
@@ -280,4 +282,4 @@ def prepare(settings: Settings) -> tuple[Convex, list[Removal], str]:
     rates = RATES
     if settings.small and settings.data is not None:
         rare, rates = dict(list(rare.items())[:FEW]), RATES[1::2]
-    return study, draw_removals(rare, data.member, data.test_member, rates, settings.seed), found.source
+    return study, draw_removals(rare, data.member, data.test_member, rates, settings.seed), features.source

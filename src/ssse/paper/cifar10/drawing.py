@@ -21,7 +21,7 @@ from ssse.paper.plots import (
     split_panels,
     values_of,
 )
-from ssse.rendering.document import Drawn
+from ssse.rendering.document import PageFigure
 
 DELTA = "normalised confusion distance δ"
 FULL_AND_HALF = ((1.0, "whole class"), (0.5, "half"))
@@ -29,7 +29,7 @@ BAND = "Mean over the classes, band: one standard deviation."
 AXES = "Accuracy differences in points: linear up to one point, logarithmic above."
 
 
-def drawings(answers: Answers, floors: Mapping[float, Mapping[str, float]]) -> list[Drawn]:
+def drawings(answers: Answers, floors: Mapping[float, Mapping[str, float]]) -> list[PageFigure]:
     return [_confusion(answers), _batches(answers), _ascent(answers), _scrubbing(answers), *_past(answers, floors)]
 
 
@@ -43,9 +43,9 @@ def _series(answers: Answers, keys: Sequence[tuple[str, str]], split: str | None
     ]
 
 
-def _confusion(answers: Answers) -> Drawn:
+def _confusion(answers: Answers) -> PageFigure:
     series = _series(answers, [("paper", "single samples"), ("ten", "mini-batches of 10")], None)
-    return Drawn(
+    return PageFigure(
         "figure-3b",
         "δ against ε, the paper's update",
         "Empirical rows, blocks of at most 70,000 parameters, λ = 1e-4, curvature over D. Dotted at 0.5: below, the "
@@ -55,9 +55,9 @@ def _confusion(answers: Answers) -> Drawn:
     )
 
 
-def _batches(answers: Answers) -> Drawn:
+def _batches(answers: Answers) -> PageFigure:
     keys = [("paper", "single samples"), ("ten", "mini-batches of 10")]
-    return Drawn(
+    return PageFigure(
         "figure-5",
         "Accuracy differences against ε: single samples and mini-batches of 10",
         f"The accuracy of SSSE less that of the retrained network, on each split. {BAND} {AXES}",
@@ -66,12 +66,12 @@ def _batches(answers: Answers) -> Drawn:
     )
 
 
-def _ascent(answers: Answers) -> Drawn:
+def _ascent(answers: Answers) -> PageFigure:
     above = split_panels(lambda split: _series(answers, [("ten", "SSSE")], split))
     below = split_panels(
         lambda split: _series(answers, [("ascent", "gradient ascent")], split), xlabel="learning rate", styles=(2, 3)
     )
-    return Drawn(
+    return PageFigure(
         "figure-6",
         "SSSE and one step of gradient ascent",
         f"Above SSSE (mini-batches of 10) against ε, below one step of gradient ascent against its rate. {BAND} {AXES}",
@@ -80,7 +80,7 @@ def _ascent(answers: Answers) -> Drawn:
     )
 
 
-def _scrubbing(answers: Answers) -> Drawn:
+def _scrubbing(answers: Answers) -> PageFigure:
     some = ("retained", "forgotten")
     left = split_panels(lambda split: _series(answers, [("ten", "SSSE")], split), some)
     right = split_panels(
@@ -89,7 +89,7 @@ def _scrubbing(answers: Answers) -> Drawn:
         xlabel="noise (λσ²)^¼",
         styles=(2, 3),
     )
-    return Drawn(
+    return PageFigure(
         "figure-7",
         "SSSE and scrubbing",
         "Left SSSE (mini-batches of 10) against ε, right the scrubbing update θ + noise·F^(−¼)ξ with the diagonal "
@@ -99,7 +99,7 @@ def _scrubbing(answers: Answers) -> Drawn:
     )
 
 
-def _past(answers: Answers, floors: Mapping[float, Mapping[str, Any]]) -> list[Drawn]:
+def _past(answers: Answers, floors: Mapping[float, Mapping[str, Any]]) -> list[PageFigure]:
     methods = (PAPER_TEN, DAMPED, DAMPED_OUT, HEAD)
     panels = []
     for rate, words in FULL_AND_HALF:
@@ -122,7 +122,7 @@ def _past(answers: Answers, floors: Mapping[float, Mapping[str, Any]]) -> list[D
                 )
             )
     return [
-        Drawn(
+        PageFigure(
             "past-curvatures",
             "Past the paper: leave-k-out, the last layer, expected rows",
             "Single samples with λ = 1e-3 over D and, from S alone, over D∖S; the last layer alone with expected rows, "

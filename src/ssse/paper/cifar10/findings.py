@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ssse.paper.choice import START
+from ssse.paper.judged_scale import START
 from ssse.paper.network import (
     ASCENT,
     GRADIENT,
@@ -45,8 +45,8 @@ def findings(answers: Answers, floors: Mapping[float, Mapping[str, float]]) -> l
 
 
 def _best(answers: Answers, method: Method, rate: float, name: str = "mean_gap") -> float:
-    found = at_chosen(answers, method, rate, name)
-    return float(np.nanmean(found)) if len(found) else float("nan")
+    values = at_chosen(answers, method, rate, name)
+    return float(np.nanmean(values)) if len(values) else float("nan")
 
 
 def _least(answers: Answers, key: str, rate: float) -> np.ndarray:
@@ -182,15 +182,15 @@ def _aggressive(answers: Answers) -> Finding:
 
 def _gradient(answers: Answers) -> Finding:
     def differences_at(method: Method, rate: float) -> list[float]:
-        found = []
+        means = []
         for split in ("forgotten", "test_same"):
             values = [
                 differences(a["curves"][method.key], split, a["retrained"])[standing(a, method)]
                 for a in answers
                 if a["rate"] == rate
             ]
-            found.append(float(np.nanmean(values)))
-        return found
+            means.append(float(np.nanmean(values)))
+        return means
 
     before, after = differences_at(PAPER_TEN, 0.5), differences_at(GRADIENT, 0.5)
     whole = [differences_at(method, 1.0) for method in (PAPER_TEN, GRADIENT)]
@@ -207,13 +207,13 @@ def _gradient(answers: Answers) -> Finding:
 
 def _leave_out(answers: Answers) -> Finding:
     pairs = [("paper", "out"), ("damped", "damped_out")]
-    found = [[float(np.mean(_least(answers, key, r))) for r in RATES] for pair in pairs for key in pair]
+    gaps = [[float(np.mean(_least(answers, key, r))) for r in RATES] for pair in pairs for key in pair]
     return Finding(
         "Curvature over D∖S is clearly better than over D (shown in two dimensions).",
-        f"Smallest mean gap over D {listed(found[0])} points, over D∖S {listed(found[1])}; with λ = 1e-3 "
-        f"{listed(found[2])} and {listed(found[3])}; {WORDS} class, single samples.",
+        f"Smallest mean gap over D {listed(gaps[0])} points, over D∖S {listed(gaps[1])}; with λ = 1e-3 "
+        f"{listed(gaps[2])} and {listed(gaps[3])}; {WORDS} class, single samples.",
         "Figure 1",
-        of_all(after < before for before, after in zip(found[0] + found[2], found[1] + found[3], strict=True)),
+        of_all(after < before for before, after in zip(gaps[0] + gaps[2], gaps[1] + gaps[3], strict=True)),
         "It helps where a whole class goes; for half a class every smallest gap lies near the start of the step.",
     )
 
@@ -259,10 +259,10 @@ def _both(answers: Answers, method: Method) -> str:
 
 def targets(answers: Answers) -> list[Target]:
     """At most 0.9 points on a whole class in the paper's setting, each class at the ε of its smallest gap."""
-    found = []
+    entries = []
     for method, words in ((PAPER_TEN, "mini-batches of 10"), (PAPER, "single samples")):
         gaps = _least(answers, method.key, 1.0)
-        found.append(
+        entries.append(
             Target(
                 f"mean gap on a whole class, the paper's setting, {words}",
                 "at most 0.9 points at the best ε",
@@ -274,4 +274,4 @@ def targets(answers: Answers) -> list[Target]:
                 f"{np.mean(_least(answers, 'damped', 1.0)):.2f}",
             )
         )
-    return found
+    return entries

@@ -29,12 +29,12 @@ from ssse.paper.network import (
     Network,
     Size,
 )
-from ssse.paper.result import Result
+from ssse.paper.result import STAND_IN, Result
 from ssse.paper.settings import Settings
 from ssse.paper.study import draw_removals
-from ssse.paper.summary import lines_of, note_on_search
+from ssse.paper.summary import note_on_search, summary_rows
 from ssse.paper.training import Recipe
-from ssse.rendering.document import Grid, as_plain
+from ssse.rendering.document import PageTable, as_plain
 from ssse.system.digests import digest_tensors
 
 METHODS = (
@@ -62,7 +62,7 @@ FULL = Size(Recipe())
 SMALL = Size(
     Recipe(epochs=15, batch=128, rate=0.2, widths=(8, 16, 32), blocks=1, autocast=False),
     classes=2,
-    looked=500,
+    scanned=500,
     batch=500,
 )
 
@@ -79,12 +79,12 @@ def measure(settings: Settings) -> dict[str, Any]:
     return {
         "form": "small" if settings.small else "full",
         "data": words,
-        "title": "digits" if settings.data is None else "CIFAR-10",
+        "title": STAND_IN if settings.data is None else "CIFAR-10",
         "differs": _differences(settings, network),
         "answers": answers,
         "floors": {str(rate): floor for rate, floor in network.floor().items()},
         "networks": len(network.models),
-        "looked": network.size.looked,
+        "looked": network.size.scanned,
         "train_seconds": network.train_seconds,
     }
 
@@ -93,13 +93,14 @@ def compose(numbers: dict[str, Any]) -> Result:
     """Figures, tables and findings from the numbers alone."""
     answers = [answer | {"chance": CHANCE} for answer in numbers["answers"]]
     floors = {float(rate): floor for rate, floor in numbers["floors"].items()}
-    result = Result("cifar10", "SSSE on a network: ResNet-20 and CIFAR-10", numbers["form"], numbers=numbers)
+    title = "SSSE on a network: ResNet-20 and CIFAR-10"
+    result = Result("cifar10", title, numbers["form"], numbers["title"] == STAND_IN, numbers=numbers)
     result.data, result.differs = [numbers["data"]], numbers["differs"]
     result.figures = drawings(answers, floors)
     result.tables = [_models(answers)]
     result.findings = findings(answers, floors)
     result.targets = targets(answers) if numbers["form"] == "full" else []
-    result.summary = lines_of(answers, METHODS, numbers["title"], floors)
+    result.summary = summary_rows(answers, METHODS, numbers["title"], floors)
     result.notes = [
         f"{numbers['networks']} networks were trained side by side in {numbers['train_seconds']:.0f} s; a retrained "
         f"one is counted with its share. The accuracies on D∖S and T∖T_a are of a random {numbers['looked']:,} of "
@@ -158,11 +159,13 @@ def _differences(settings: Settings, network: Network) -> list[str]:
     ]
 
 
-def _models(answers: list[dict[str, Any]]) -> Grid:
+def _models(answers: list[dict[str, Any]]) -> PageTable:
     rows = []
     for answer in sorted(answers, key=lambda a: -a["rate"]):
         for name in ("original", "retrained"):
-            found = answer[name]
-            rows.append([f"{answer['rate']:.0%} of {answer['kind']}", name, *(100 * found[split] for split in found)])
+            accuracies = answer[name]
+            rows.append(
+                [f"{answer['rate']:.0%} of {answer['kind']}", name, *(100 * accuracies[split] for split in accuracies)]
+            )
     columns = ("removed", "model", "D∖S, %", "S, %", "T∖T_a, %", "T_a, %")
-    return Grid("The original and the retrained networks", columns, rows)
+    return PageTable("The original and the retrained networks", columns, rows)

@@ -26,8 +26,8 @@ def digit_attributes() -> Features:
     The rare ones are removed. They cut across the digits, as glasses cut across faces: if all removed samples were of
     one digit, every other attribute would be the same for all of them, and γ would not be defined.
     """
-    found = digit_classes()
-    image = found.x.view(-1, 8, 8)
+    classes = digit_classes()
+    image = classes.x.view(-1, 8, 8)
     drawn = {
         "much ink": image.sum((1, 2)),
         "heavy at the top": image[:, :4].sum((1, 2)) - image[:, 4:].sum((1, 2)),
@@ -47,7 +47,7 @@ def digit_attributes() -> Features:
         "a multiple of three": (0, 3, 6, 9),
         "a square": (0, 1, 4, 9),
     }
-    columns = [torch.isin(found.y, torch.tensor(digits)) for digits in shapes.values()]
+    columns = [torch.isin(classes.y, torch.tensor(digits)) for digits in shapes.values()]
     columns += [value > value.quantile(1 - RARE) for value in drawn.values()]
     y = torch.stack(columns, dim=1).double()
-    return Features(found.x, y, None, (*shapes, *drawn), WORDS, digest_tensors({"x": found.x, "y": y}))
+    return Features(classes.x, y, None, (*shapes, *drawn), WORDS, digest_tensors({"x": classes.x, "y": y}))

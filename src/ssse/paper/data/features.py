@@ -69,8 +69,8 @@ def load_celeba(folder: str | Path) -> Features:
     # Somebody who made the features wants CelebA, not the stand-in: say what is missing instead.
     if features is None and (folder / CELEBA_STAND_IN).is_file():
         return read_features(folder / CELEBA_STAND_IN)
-    found = zip(names, (features, attributes, partition), strict=True)
-    missing = ", ".join(name for name, path in found if path is None)
+    paths = zip(names, (features, attributes, partition), strict=True)
+    missing = ", ".join(name for name, path in paths if path is None)
     raise MissingData(f"CelebA is not in {_words(folder)}; missing: {missing}. {CELEBA_REPAIR}")
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ssse.paper.result import Finding
 from ssse.problem.losses import as_loss
 from ssse.problem.problem import Problem
-from ssse.rendering.document import Drawn, Grid
+from ssse.rendering.document import PageFigure, PageTable
 from ssse.rendering.plotting import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, new_figure
 from ssse.rows.kinds import RowKind, measure_held
 
@@ -138,7 +138,7 @@ def judge(numbers: dict[str, Any]) -> list[Finding]:
     falls = all(slope(single, norm) < -0.25 and last[norm] < SMALL for norm in ("frobenius", "spectral"))
     summed = {name: slope(entries, "frobenius") < -0.25 for name, entries in data.items()}
     apart, shared = data["apart"][-1], data["shared"][-1]
-    found = (
+    measured = (
         f"One sample, ε = 1/c²: the relative error falls like c^{slope(single, 'frobenius'):.2f} in Frobenius norm and "
         f"c^{slope(single, 'spectral'):.2f} in spectral norm, to {last['frobenius']:.3f} and {last['spectral']:.4f} at "
         f"c = {last['c']}; in trace norm it is {last['trace']:.2f}. With cε kept at 0.1 it stays at "
@@ -162,7 +162,7 @@ def judge(numbers: dict[str, Any]) -> list[Finding]:
     return [
         Finding(
             "H ≈ F̂/(ε(c−1)) as c → ∞ and cε ≈ 0",
-            found,
+            measured,
             "Proposition 1",
             verdict,
             " ".join(reasons),
@@ -178,7 +178,7 @@ def judge(numbers: dict[str, Any]) -> list[Finding]:
     ]
 
 
-def tables(numbers: dict[str, Any]) -> list[Grid]:
+def tables(numbers: dict[str, Any]) -> list[PageTable]:
     single = [
         [e["c"], label, e["c"] * e["eps"], *(e[norm] for norm in NORMS)]
         for name, label in FALLS.items()
@@ -195,7 +195,7 @@ def tables(numbers: dict[str, Any]) -> list[Grid]:
         for e in numbers["binary"]
     ]
     return [
-        Grid(
+        PageTable(
             "One sample: ‖H − F̂/(ε(c−1))‖/‖H‖",
             ["classes c", "ε", "cε", *(f"{name} norm" for name in NORMS.values())],
             single,
@@ -203,7 +203,7 @@ def tables(numbers: dict[str, Any]) -> list[Grid]:
             "p_y = 1−(c−1)ε, p_j = ε. The error goes to 0 only if cε does, and not in trace norm: half of H's trace "
             "is in c−2 directions that F̂ does not see.",
         ),
-        Grid(
+        PageTable(
             "Summed over samples, ε = 1/c²: ‖H − F̂/(ε(c−1))‖/‖H‖",
             [
                 "inputs of the classes",
@@ -219,7 +219,7 @@ def tables(numbers: dict[str, Any]) -> list[Grid]:
             "exactly. Orthogonal: x is a multiple of θ_y. Shared: to it is added what θ does not see, the same for all "
             "classes, as the constant input of a bias.",
         ),
-        Grid(
+        PageTable(
             "Two classes, |p−y| = ε: H = s·F̂",
             ["ε", "s measured", "(1−ε)/ε", "its error", "ε/(1−ε), as printed", "its error "],
             two,
@@ -229,7 +229,7 @@ def tables(numbers: dict[str, Any]) -> list[Grid]:
     ]
 
 
-def draw(numbers: dict[str, Any]) -> Drawn:
+def draw(numbers: dict[str, Any]) -> PageFigure:
     figure, axes = new_figure(7.6, 3.5, 2)
     fine = np.geomspace(CLASSES[0], CLASSES[-1], 100)
     styles = (
@@ -265,7 +265,7 @@ def draw(numbers: dict[str, Any]) -> Drawn:
     axes[0].set_ylabel("‖H − F̂/(ε(c−1))‖ / ‖H‖")
     axes[1].set_ylim(0.01, 1.0)
     axes[1].set_yticks(ERRORS, [f"{v:g}" for v in ERRORS])
-    return Drawn(
+    return PageFigure(
         "illustrative-proposition",
         "How near the empirical Fisher matrix comes to the Hessian as the classes become many",
         "Relative error of H ≈ F̂/(ε(c−1)) for softmax regression where every sample has p_y = 1−(c−1)ε, p_j = ε. (a) "

@@ -122,8 +122,8 @@ def _remove(
     forget, everything = [plane.batch(chosen)], [(plane.x, plane.y)]
     updates: dict[str, tuple[float, np.ndarray]] = {}
     for place in PLACES:
-        found = influence(model, None, LOSS, forget, data=everything, leave_out=PLACES[place], weight_decay=DECAY)
-        updates[f"influence_{place}"] = (1.0, theta_of(found.model))
+        update = influence(model, None, LOSS, forget, data=everything, leave_out=PLACES[place], weight_decay=DECAY)
+        updates[f"influence_{place}"] = (1.0, theta_of(update.model))
     for place, u in _paper_directions(plane, model, curvatures["empirical"], chosen).items():
         for name, scale in ((f"ssse_{place}", best_scale(u, goal - start)), (f"ssse_{place}_fixed", fixed[place])):
             updates[name] = (scale, start + scale * u)
@@ -162,14 +162,14 @@ def measures(theta: np.ndarray, removal: Removal, plane: Plane) -> dict[str, flo
 
 def all_measures(removal: Removal, plane: Plane) -> dict[str, dict[str, Any]]:
     """By method; the original model too. And how far SSSE's boundary is from the Hessian's, ε being the right one."""
-    found: dict[str, dict[str, Any]] = {"original": {"scale": 0.0, **measures(removal.original, removal, plane)}}
+    measured: dict[str, dict[str, Any]] = {"original": {"scale": 0.0, **measures(removal.original, removal, plane)}}
     for name, (scale, theta) in removal.updates.items():
-        found[name] = {"scale": scale, **measures(theta, removal, plane), "theta": theta.tolist()}
+        measured[name] = {"scale": scale, **measures(theta, removal, plane), "theta": theta.tolist()}
     for place in PLACES:
         pair = [removal.updates[f"{method}_{place}"][1] for method in ("ssse", "influence")]
-        found[f"ssse_{place}"]["from_influence"] = disagreement(pair[0], pair[1], plane.fresh)
-        found[f"ssse_{place}"]["angle_from_influence"] = angle_between(pair[0], pair[1])
-    return found
+        measured[f"ssse_{place}"]["from_influence"] = disagreement(pair[0], pair[1], plane.fresh)
+        measured[f"ssse_{place}"]["angle_from_influence"] = angle_between(pair[0], pair[1])
+    return measured
 
 
 def angle_between(first: np.ndarray, second: np.ndarray) -> float:
@@ -200,12 +200,12 @@ def train(x: Tensor, y: Tensor) -> nn.Linear:
         return (features.T * (p * (1 - p))) @ features / len(labels) + DECAY * np.eye(3)
 
     start = np.zeros(3)
-    found = minimize(value, start, jac=gradient, hess=hessian, method="trust-exact", options={"gtol": 1e-9}).x
-    found = found - np.linalg.solve(hessian(found), gradient(found))  # one more Newton step: to rounding
+    theta = minimize(value, start, jac=gradient, hess=hessian, method="trust-exact", options={"gtol": 1e-9}).x
+    theta = theta - np.linalg.solve(hessian(theta), gradient(theta))  # one more Newton step: to rounding
     model = nn.Linear(2, 1).double().eval()
     with torch.no_grad():
-        model.weight.copy_(torch.from_numpy(found[None, :2]))
-        model.bias.copy_(torch.from_numpy(found[2:]))
+        model.weight.copy_(torch.from_numpy(theta[None, :2]))
+        model.bias.copy_(torch.from_numpy(theta[2:]))
     return model
 
 

@@ -14,7 +14,7 @@ from ssse.paper.illustrative import removals as removing
 from ssse.paper.illustrative.removals import METHODS, REMOVALS
 from ssse.paper.result import Finding, Result
 from ssse.paper.settings import Settings
-from ssse.rendering.document import Drawn, Grid
+from ssse.rendering.document import PageFigure, PageTable
 
 DRAWS = 50
 PICTURED = ("one", "group")  # the paper's two; the other removals are controls, which nobody arranged
@@ -54,7 +54,7 @@ def run(settings: Settings) -> Result:
             "samples of a class, and, where no outlier is placed, the sample of class 1 farthest on the other side.",
         ],
         figures=[
-            Drawn(
+            PageFigure(
                 "illustrative-boundaries",
                 "Decision boundaries after removing one sample, and several",
                 f"Logistic regression on {n} points; D: all points, S: the removed ones (large and transparent). "
@@ -66,7 +66,7 @@ def run(settings: Settings) -> Result:
                 "Figure 1",
                 drawing.boundary_figure(plane, {name: removals[name] for name in PICTURED}),
             ),
-            Drawn(
+            PageFigure(
                 "illustrative-draws",
                 f"The same over {DRAWS} draws of the data",
                 "Distance ‖θ̂−θ₋S‖/‖θ*−θ₋S‖ to the retrained model. Faint: one draw each; bold: mean and standard "
@@ -171,8 +171,8 @@ def judge_similar(draws: Draws) -> Finding:
     words = []
     for place, over in (("all", "D"), ("rest", "D∖S")):
         for name in PICTURED:
-            moved, found = np.array(draws[name]["original"]["disagreement"]), draws[name][f"ssse_{place}"]
-            apart, turned = (np.array(found[key]) for key in ("from_influence", "angle_from_influence"))
+            moved, update = np.array(draws[name]["original"]["disagreement"]), draws[name][f"ssse_{place}"]
+            apart, turned = (np.array(update[key]) for key in ("from_influence", "angle_from_influence"))
             above = apart - SIMILAR * moved
             doubt = 2 * above.std() / np.sqrt(len(above))  # two standard errors: a mean at the bound decides nothing
             similar.append(bool(above.mean() + doubt < 0))
@@ -197,15 +197,15 @@ def judge_similar(draws: Draws) -> Finding:
     )
 
 
-def picture_table(picture: Draws) -> Grid:
+def picture_table(picture: Draws) -> PageTable:
     rows: list[list[str | float | None]] = []
     for name in PICTURED:
         for method in ("original", *METHODS):
-            found = picture[name][method]
-            scale = None if method == "original" else found["scale"]
+            values = picture[name][method]
+            scale = None if method == "original" else values["scale"]
             label = METHODS.get(method, "original, nothing erased")
-            rows.append([REMOVALS[name], label, scale, *(found[key] for key in KEPT[1:6])])
-    return Grid(
+            rows.append([REMOVALS[name], label, scale, *(values[key] for key in KEPT[1:6])])
+    return PageTable(
         "The picture in numbers: differences to the retrained model",
         ["removed", "method", "ε", "distance", "angle, °", "offset", "KL on S", "points between, %"],
         rows,
@@ -216,7 +216,7 @@ def picture_table(picture: Draws) -> Grid:
     )
 
 
-def draws_table(draws: Draws) -> Grid:
+def draws_table(draws: Draws) -> PageTable:
     rows: list[list[str | float]] = []
     for name in REMOVALS:
         for pair, (everything, rest) in PAIRS.items():
@@ -224,7 +224,7 @@ def draws_table(draws: Draws) -> Grid:
             scales = [f"{np.median(draws[name][method]['scale']):.3g}" for method in (everything, rest)]
             cells = [f"{values.mean():.3f} ± {values.std():.3f}" for values in (before, after)]
             rows.append([REMOVALS[name], pair, " / ".join(scales), *cells, 100 * float((after < before).mean())])
-    return Grid(
+    return PageTable(
         f"Distance to the retrained model over {_count(draws)} draws of the data",
         ["removed", "update", "median ε, D / D∖S", "curvature over D", "over D∖S", "D∖S nearer, % of draws"],
         rows,

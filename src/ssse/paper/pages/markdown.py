@@ -5,29 +5,29 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from ssse.paper.pages import words
-from ssse.paper.result import Finding, Line, Result, Target
+from ssse.paper.pages import labels
+from ssse.paper.result import Finding, Result, SummaryRow, Target
 from ssse.rendering import numbers
-from ssse.rendering.document import Cell, Grid
+from ssse.rendering.document import Cell, PageTable
 
 _SPECIAL = re.compile(r"[\\|*<>\[\]~]|(?<![^\W_])_|_(?![^\W_])")
 
 
 def tables(result: Result) -> str:
     """Everything but the raw numbers: figures, targets, findings, tables, summary, notes."""
-    parts = [f"# {escape(result.title)}", f"**{escape(words.form_words(result.form, result.data))}.**"]
+    parts = [f"# {escape(result.title)}", f"**{escape(labels.form_label(result.form, result.stand_in))}.**"]
     parts += [_list(result.data), _list(f"Differs from the paper's: {line}" for line in result.differs)]
     parts += section("Targets", targets(result.targets)) + section("Findings", findings(result.findings))
     if result.figures:
         parts.append("## Figures")
-    for drawn in result.figures:
-        about = f"{words.beside(drawn.paper)}. {drawn.caption}"
-        parts += [f"### {escape(drawn.title)}", f"![{escape(drawn.title)}]({drawn.name}.svg)", escape(about)]
+    for figure in result.figures:
+        about = f"{labels.beside(figure.paper)}. {figure.caption}"
+        parts += [f"### {escape(figure.title)}", f"![{escape(figure.title)}]({figure.name}.svg)", escape(about)]
     if result.tables:
         parts.append("## Tables")
-    for grid in result.tables:
-        about = f"{words.beside(grid.paper)}. {grid.note}".strip()
-        parts += [f"### {escape(grid.title)}", grid_table(grid), escape(about)]
+    for entry in result.tables:
+        about = f"{labels.beside(entry.paper)}. {entry.note}".strip()
+        parts += [f"### {escape(entry.title)}", page_table(entry), escape(about)]
     parts += section("Summary", summary(result.summary))
     parts += section("Notes", _list(result.notes))
     versions = ", ".join(f"{name} {number}" for name, number in result.versions.items())
@@ -41,29 +41,28 @@ def section(title: str, body: str) -> list[str]:
 
 
 def findings(entries: Sequence[Finding]) -> str:
-    rows = [(e.paper, words.found(e), e.where, words.VERDICTS[e.holds]) for e in entries]
+    rows = [(e.paper, labels.finding_text(e), e.where, labels.VERDICTS[e.holds]) for e in entries]
     return table(("the paper says", "we find", "where", "holds"), rows)
 
 
 def targets(entries: Sequence[Target]) -> str:
-    rows = [(t.what, t.wanted, t.measured, words.MET[t.met] + (f": {t.reason}" if t.reason else "")) for t in entries]
+    rows = [(t.what, t.wanted, t.measured, labels.MET[t.met] + (f": {t.reason}" if t.reason else "")) for t in entries]
     return table(("target", "wanted", "measured", "met"), rows)
 
 
-def summary(lines: Sequence[Line]) -> str:
+def summary(rows: Sequence[SummaryRow]) -> str:
     """One table; the data set and the removal rate stand in the first row of their group."""
-    rows = [
-        [request if i == 0 else "", *words.summary_cells(line)]
-        for request, group in words.by_request(lines)
-        for i, line in enumerate(group)
+    cells = [
+        [request if i == 0 else "", *labels.summary_cells(row)]
+        for request, group in labels.by_request(rows)
+        for i, row in enumerate(group)
     ]
-    shown = table(("data, removed", *words.SUMMARY_COLUMNS), rows, numeric=range(3, 8))
-    return f"{shown}\n\n{escape(words.SUMMARY_MEANING)}" if rows else ""
+    shown = table(("data, removed", *labels.SUMMARY_COLUMNS), cells, numeric=range(3, 8))
+    return f"{shown}\n\n{escape(labels.SUMMARY_MEANING)}" if cells else ""
 
 
-def grid_table(grid: Grid) -> str:
-    numeric = [j for j in range(len(grid.columns)) if grid.rows and all(numbers.is_number(row[j]) for row in grid.rows)]
-    return table(grid.columns, grid.rows, numeric)
+def page_table(entry: PageTable) -> str:
+    return table(entry.columns, entry.rows, [j for j, numeric in enumerate(numbers.numeric_columns(entry)) if numeric])
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], numeric: Iterable[int] = ()) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ssse.paper.experiments import EXPERIMENTS
-from ssse.paper.pages import markdown, words
+from ssse.paper.pages import labels, markdown
 from ssse.paper.pages.markdown import escape
-from ssse.paper.result import Finding, Line, Target
+from ssse.paper.result import STAND_IN, Finding, SummaryRow, Target
 from ssse.rendering import numbers
 
 T = TypeVar("T")
@@ -26,18 +26,18 @@ class Stored:
     made: str
     findings: list[Finding]
     targets: list[Target]
-    summary: list[Line]
+    summary: list[SummaryRow]
     figures: list[dict[str, str]]
 
     @classmethod
     def read(cls, path: Path) -> Stored:
         body = json.loads(path.read_text(encoding="utf-8"))
-        form = words.form_words(body["form"], body["data"])
+        form = labels.form_label(body["form"], _stands_in(body))
         made = f"`{body['command']}` · {body['date']} · {numbers.duration(body['seconds'])} · {escape(body['machine'])}"
-        lines = _all(Line, body["summary"])
+        rows = _all(SummaryRow, body["summary"])
         if body["form"] == "small":  # all small forms are on the same digits, and none is the paper's experiment
-            lines = [replace(line, data=f"{line.data} (small form of {body['experiment']})") for line in lines]
-        lists = (_all(Finding, body["findings"]), _all(Target, body["targets"]), lines)
+            rows = [replace(row, data=f"{row.data} (small form of {body['experiment']})") for row in rows]
+        lists = (_all(Finding, body["findings"]), _all(Target, body["targets"]), rows)
         return cls(path.parent.name, body["title"], form, made, *lists, body["figures"])
 
 
@@ -52,13 +52,18 @@ def overview(output: Path) -> str:
     parts = ["# Results", "Written by `ssse reproduce NAME`, from the results of each experiment that lies here."]
     for entry in stored:
         links = [f"[page]({entry.folder}/page.html)", f"[tables]({entry.folder}/tables.md)"]
-        links += [f"[{escape(drawn['title'])}]({entry.folder}/{drawn['file']})" for drawn in entry.figures]
+        links += [f"[{escape(figure['title'])}]({entry.folder}/{figure['file']})" for figure in entry.figures]
         parts.append(f"- **{escape(entry.title)}** ({escape(entry.form)}): {' · '.join(links)}\n  <br>{entry.made}")
     parts += [f"- `{name}/results.json` cannot be read; run `ssse reproduce {name}` again." for name in broken]
-    parts += markdown.section("Summary", markdown.summary([line for entry in stored for line in entry.summary]))
+    parts += markdown.section("Summary", markdown.summary([row for entry in stored for row in entry.summary]))
     parts += _each("Findings", [(entry.title, markdown.findings(entry.findings)) for entry in stored])
     parts += _each("Targets", [(entry.title, markdown.targets(entry.targets)) for entry in stored])
     return "\n\n".join(parts) + "\n"
+
+
+def _stands_in(body: dict[str, Any]) -> bool:
+    """Results without this field are older than it: there the summary names the data set."""
+    return body.get("stand_in", any(row["data"] == STAND_IN for row in body["summary"]))
 
 
 def _each(title: str, bodies: list[tuple[str, str]]) -> list[str]:

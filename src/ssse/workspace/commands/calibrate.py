@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ssse.calibration.calibrate import calibrate
-from ssse.calibration.scan import DEFAULT_SCALES
 from ssse.curvature import Curvature
 from ssse.errors import InvalidSetting
+from ssse.evaluation.scan import DEFAULT_SCALES
 from ssse.system import files
 from ssse.system.environment import versions
 from ssse.workspace import settings as toml
@@ -81,7 +80,7 @@ def choose_scale(
     )
     details = {
         **about(found.curvature),
-        **json.loads(found.to_json()),
+        **found.to_dict(),
         "options": toml.changes(hold.settings, settings),
         "replaces": curvature.calibrated and asdict(curvature.calibrated),
         "k": sum(len(y) for _, y in samples),

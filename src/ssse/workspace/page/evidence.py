@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ssse.calibration.scan import Scan
+from ssse.evaluation.scan import Scan
 from ssse.evaluation.table import Evaluation
-from ssse.rendering.document import Drawn
+from ssse.rendering.document import PageFigure
 from ssse.rendering.numbers import NOTHING
 from ssse.workspace.page import describe as words
 from ssse.workspace.page import figures
@@ -98,7 +98,7 @@ def choice(story: Story) -> dict[str, Any]:
         return {"calibrated": False, "used": words.maybe(used), "one": one, "none": story.of_estimator}
     details = calibrated["details"]
     scale, stored = details["scale"], details.get("curve")
-    drawn: list[Drawn] = []
+    drawn: list[PageFigure] = []
     if stored is not None:
         scan = Scan.from_dict(stored)
         drawn = figures.curve(scan, scale)

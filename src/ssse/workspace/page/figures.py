@@ -13,13 +13,13 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.gridspec import GridSpec
 
-from ssse.calibration.figures import heat_map, scan_figure
-from ssse.calibration.scan import Scan
+from ssse.calibration.figures import heat_map
 from ssse.erasure.diagnostics import LARGE_LEVERAGE
-from ssse.evaluation.figures import evaluation_figure
+from ssse.evaluation.figures import evaluation_figure, scan_figure
+from ssse.evaluation.scan import Scan
 from ssse.evaluation.table import Evaluation
 from ssse.rendering import svg
-from ssse.rendering.document import Drawn
+from ssse.rendering.document import PageFigure
 from ssse.rendering.plotting import BLUE, GREEN, GREY, RED, new_figure
 from ssse.workspace.page.describe import PANELS, number
 
@@ -43,7 +43,7 @@ class _Choice:
     grid_name: str
 
 
-def leverages(values: Sequence[float]) -> Drawn:
+def leverages(values: Sequence[float]) -> PageFigure:
     """All of the last request, the largest first."""
     shown = np.sort(np.array(values, dtype=float))[::-1]
     places = np.unique(np.linspace(0, len(shown) - 1, min(len(shown), MOST_POINTS)).astype(int))
@@ -59,10 +59,10 @@ def leverages(values: Sequence[float]) -> Drawn:
         "The leverages of the last erasure. 0: the other samples say the same. 1: nobody but these samples said it. "
         f"Above {LARGE_LEVERAGE:g} (dotted) the verdict is caution."
     )
-    return Drawn("leverages", title, caption, "", figure)
+    return PageFigure("leverages", title, caption, "", figure)
 
 
-def over_requests(diagnostics: Sequence[Mapping[str, Any]], limited: bool = True) -> list[Drawn]:
+def over_requests(diagnostics: Sequence[Mapping[str, Any]], limited: bool = True) -> list[PageFigure]:
     """Loss and largest leverage, request by request; those that no request has are not drawn.
 
     `limited`: a large leverage makes the verdict caution, as it does where no distance is bounded.
@@ -85,7 +85,7 @@ def over_requests(diagnostics: Sequence[Mapping[str, Any]], limited: bool = True
         ax.legend(fontsize=8, frameon=False)
         title = f"Mean loss on the erased samples before and after {which}"
         caption = f"The loss on the erased samples before and after, for {which}. It should rise."
-        found.append(Drawn("losses", title, caption, "", figure))
+        found.append(PageFigure("losses", title, caption, "", figure))
     if np.isfinite(largest).any():
         figure, (ax,) = new_figure(WIDTH, HEIGHT)
         ax.plot(places, largest, linestyle="", marker="^", color=GREEN, markersize=size)
@@ -96,11 +96,11 @@ def over_requests(diagnostics: Sequence[Mapping[str, Any]], limited: bool = True
         title = f"Largest leverage of {which}, at most {number(float(np.nanmax(largest)))}"
         caption = f"The largest leverage of {which}."
         caption += f" Above {LARGE_LEVERAGE:g} (dotted) the verdict is caution." * limited
-        found.append(Drawn("largest-leverages", title, caption, "", figure))
+        found.append(PageFigure("largest-leverages", title, caption, "", figure))
     return found
 
 
-def evaluation(table: Evaluation) -> list[Drawn]:
+def evaluation(table: Evaluation) -> list[PageFigure]:
     made = _panels(lambda: evaluation_figure(table))
     words = [
         ("accuracies", "Accuracy of each model on each set of samples", "Accuracy on each set of samples."),
@@ -112,11 +112,12 @@ def evaluation(table: Evaluation) -> list[Drawn]:
         ),
     ]
     return [
-        Drawn(name, title, caption, "", figure) for (name, title, caption), figure in zip(words, made, strict=False)
+        PageFigure(name, title, caption, "", figure)
+        for (name, title, caption), figure in zip(words, made, strict=False)
     ]
 
 
-def curve(scan: Scan, chosen: float) -> list[Drawn]:
+def curve(scan: Scan, chosen: float) -> list[PageFigure]:
     """Everything against ε, the chosen one marked; γ or δ first."""
     names = [scan.ratio_name] if scan.ratio is not None else []
     names += [n for n, values in (("KL", scan.divergence), ("distance", scan.distance)) if values is not None]
@@ -132,11 +133,11 @@ def curve(scan: Scan, chosen: float) -> list[Drawn]:
                 figure.axes[0].plot(chosen, value, marker="o", color="black", markersize=7, clip_on=False)
                 title += f"; {number(value)} at the chosen one"
         caption = f"{PANELS[name]} The upright line is the chosen ε = {number(chosen)}."
-        found.append(Drawn(f"curve-{len(found) + 1}", title, caption, "", figure))
+        found.append(PageFigure(f"curve-{len(found) + 1}", title, caption, "", figure))
     return found
 
 
-def over_dampings(details: Mapping[str, Any], scan: Scan) -> Drawn | None:
+def over_dampings(details: Mapping[str, Any], scan: Scan) -> PageFigure | None:
     """How what decided depends on λ and ε together."""
     dampings, grid, name = (details.get(key) for key in ("dampings", "grid", "grid_name"))
     if not dampings or len(dampings) < 2 or not grid or name is None:
@@ -147,10 +148,10 @@ def over_dampings(details: Mapping[str, Any], scan: Scan) -> Drawn | None:
     caption = (
         f"{name} for {len(dampings)} λ and every ε. The star is the chosen pair; lighter or darker is in the scale."
     )
-    return Drawn("dampings", title, caption, "", heat_map(choice))  # pyright: ignore[reportArgumentType]
+    return PageFigure("dampings", title, caption, "", heat_map(choice))  # pyright: ignore[reportArgumentType]
 
 
-def inlined(drawn: Iterable[Drawn]) -> list[dict[str, Any]]:
+def inlined(drawn: Iterable[PageFigure]) -> list[dict[str, Any]]:
     """As the template takes them."""
     return [
         {"name": one.name, "caption": one.caption, "svg": Markup(svg.inline(text)), "width": svg.width(text)}

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ssse.rendering.document import Drawn
+from ssse.rendering.document import PageFigure
 from ssse.rendering.numbers import NOTHING, duration
 from ssse.rendering.templates import template
 from ssse.workspace.page import describe as words
@@ -179,7 +179,7 @@ def _method(story: Story) -> list[tuple[str, str, str]]:
 
 def _drawings(story: Story) -> list[dict[str, Any]]:
     """Of the erasures: the leverages of the last, and all of them one after another."""
-    found: list[Drawn] = []
+    found: list[PageFigure] = []
     if story.erasures:
         values = [v for v in story.erasures[-1].diagnostics.get("leverages") or () if v is not None]
         found += [figures.leverages(values)] if values else []

@@ -1,12 +1,12 @@
-"""How verdicts and lines of the summary are written, the same in Markdown and on the page."""
+"""How forms, verdicts and rows of the summary are written, the same in Markdown and on the page."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import groupby
 
-from ssse.paper.result import Finding, Form, Line
+from ssse.paper.result import Finding, Form, SummaryRow
 from ssse.rendering.numbers import NOTHING, shown
 
 VERDICTS = {"yes": "✔ yes", "partly": "◐ partly", "no": "✘ no"}  # a sign and a word: readable without colour
@@ -28,10 +28,10 @@ SUMMARY_MEANING = (
 )
 
 
-def form_words(form: Form, data: Sequence[str]) -> str:
+def form_label(form: Form, stand_in: bool) -> str:
     if form == "full":
         return "At full size"
-    if any("digits" in line.lower() for line in data):
+    if stand_in:
         return "Small form on scikit-learn's digits: not the paper's data"
     return "Small form: not the paper's experiment at its full size"
 
@@ -40,25 +40,25 @@ def beside(paper: str) -> str:
     return f"Stands beside {paper} of the paper" if paper else "Past the paper"
 
 
-def found(finding: Finding) -> str:
+def finding_text(finding: Finding) -> str:
     return finding.found + (f" Why: {finding.reason}" if finding.reason else "")
 
 
-def summary_cells(line: Line) -> list[str]:
-    gap = NOTHING if _missing(line.gap) else f"{line.gap:.2f}"
-    if not _missing(line.gap) and not _missing(line.gap_spread):
-        gap += f" ± {line.gap_spread:.2f}"
-    ratio = NOTHING if _missing(line.ratio) else f"{line.ratio_name} {line.ratio:.3f}"
-    seconds = (shown(line.erase_seconds, 3), shown(line.retrain_seconds, 3))
-    return [line.method, line.scale or NOTHING, gap, ratio, shown(line.distance, 3), *seconds, line.needs]
+def summary_cells(row: SummaryRow) -> list[str]:
+    gap = NOTHING if _missing(row.gap) else f"{row.gap:.2f}"
+    if not _missing(row.gap) and not _missing(row.gap_spread):
+        gap += f" ± {row.gap_spread:.2f}"
+    ratio = NOTHING if _missing(row.ratio) else f"{row.ratio_name} {row.ratio:.3f}"
+    seconds = (shown(row.erase_seconds, 3), shown(row.retrain_seconds, 3))
+    return [row.method, row.scale or NOTHING, gap, ratio, shown(row.distance, 3), *seconds, row.needs]
 
 
-def by_request(lines: Iterable[Line]) -> list[tuple[str, list[Line]]]:
-    """Lines of one data set and removal rate together, in the order in which each pair first came."""
+def by_request(rows: Iterable[SummaryRow]) -> list[tuple[str, list[SummaryRow]]]:
+    """Rows of one data set and removal rate together, in the order in which each pair first came."""
     first: dict[tuple[str, str], int] = {}
-    entries = [(first.setdefault((line.data, line.removed), len(first)), line) for line in lines]
+    entries = [(first.setdefault((row.data, row.removed), len(first)), row) for row in rows]
     entries.sort(key=lambda entry: entry[0])
-    groups = [[line for _, line in group] for _, group in groupby(entries, key=lambda entry: entry[0])]
+    groups = [[row for _, row in group] for _, group in groupby(entries, key=lambda entry: entry[0])]
     return [(f"{group[0].data}, {group[0].removed}" if group[0].removed else group[0].data, group) for group in groups]
 
 

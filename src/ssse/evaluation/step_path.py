@@ -16,8 +16,8 @@ from ssse.problem.batches import Batch, Inputs
 from ssse.problem.problem import Problem, arguments, flat_outputs
 
 
-class Line:
-    """Logits along θ + ε·u.
+class StepPath:
+    """A model at every scale of a step: logits along θ + ε·u, and derivatives of the loss.
 
     Where the model is linear in θ its logits are linear in ε: one forward pass gives them for every ε. For a network it
     is one forward pass an ε, on one working copy of the model.
@@ -42,7 +42,7 @@ class Line:
         model, flat = copy.deepcopy(self.problem.model), self.theta.clone()
         named = dict(model.named_parameters())
         for name, value in self.problem.layout.unflatten(flat).items():
-            named[name].data = value  # a view: what is written to the flat tensor is the parameter
+            named[name].data = value  # a view: what is written to the flat tensor is the parameter's value
         return model, flat
 
     @torch.no_grad()
@@ -62,18 +62,18 @@ class Line:
                 return z + np.asarray(scales)[:, None, None] * change
         args, kwargs = arguments(x)
         model, flat = self._working
-        found = []
+        outputs = []
         for scale in scales:
             torch.add(self.theta, self.direction, alpha=scale, out=flat)
-            found.append(flat_outputs(model(*args, **kwargs)))
-        self.passes += sum(len(z) for z in found)
-        return torch.stack(found).double().cpu().numpy()  # once, for each time the device has to be waited for
+            outputs.append(flat_outputs(model(*args, **kwargs)))
+        self.passes += sum(len(z) for z in outputs)
+        return torch.stack(outputs).double().cpu().numpy()  # once: each copy waits for the device
 
-    def slope(self, batch: Batch, scale: float = 0.0) -> float:
+    def derivative(self, batch: Batch, scale: float = 0.0) -> float:
         """d/dε Σ ℓ(θ + εu) over the batch, at ε = scale."""
         return self._derivatives(batch, scale, twice=False)[0]
 
-    def bend(self, batch: Batch) -> float:
+    def second_derivative(self, batch: Batch) -> float:
         """d²/dε² Σ ℓ(θ + εu) = Σ uᵀ∇²ℓ u over the batch at ε = 0, with the true Hessian."""
         return self._derivatives(batch, 0.0, twice=True)[1]
 

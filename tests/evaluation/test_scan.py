@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ssse
 from ssse import metrics
-from ssse.calibration.step_path import Line
 from ssse.curvature.dense import DenseStructure
+from ssse.evaluation.step_path import StepPath
 from ssse.problem.problem import Problem
 from tests.support import dense, problems
 from tests.support.refusals import snapshot
@@ -57,10 +57,10 @@ class Subject:
         settings |= {"splits": self.splits, "direction": self.direction, **options}
         return ssse.scan(self.sample.model, loss_fn=self.sample.loss, **settings)
 
-    def line(self) -> Line:
+    def path(self) -> StepPath:
         problem = Problem(self.sample.model, self.sample.loss, self.names)
         problem.probe(self.sample.data[0])
-        return Line(problem, self.direction)
+        return StepPath(problem, self.direction)
 
     def moved(self, scale: float) -> nn.Module:
         """θ + εu, parameter by parameter."""
@@ -99,9 +99,9 @@ def outputs(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> tuple[np.nda
 
 @every_subject
 def test_logits_are_those_of_the_moved_model(subject):
-    line = subject.line()
-    assert (line.problem.linear is None) == (subject.name in NETWORKS)
-    found = list(line.logits(subject.sample.x, (0.0, *SCALES)))
+    path = subject.path()
+    assert (path.problem.linear is None) == (subject.name in NETWORKS)
+    found = list(path.logits(subject.sample.x, (0.0, *SCALES)))
     for scale, logits in zip((0.0, *SCALES), found, strict=True):
         wanted, _ = outputs(subject.moved(scale), subject.sample.data)
         assert logits.dtype == np.float64
@@ -244,7 +244,7 @@ def test_nothing_is_solved_and_nothing_fitted(monkeypatch):
 def test_a_model_linear_in_theta_is_not_copied(monkeypatch):
     subject, copies = SUBJECTS[3], []
     plain = copy.deepcopy
-    monkeypatch.setattr("ssse.calibration.step_path.copy.deepcopy", lambda value: copies.append(value) or plain(value))
+    monkeypatch.setattr("ssse.evaluation.step_path.copy.deepcopy", lambda value: copies.append(value) or plain(value))
     subject.scan(retrained=None)
     assert copies == []
     SUBJECTS[5].scan(retrained=None)
@@ -277,8 +277,8 @@ def test_a_direction_that_is_part_of_a_graph_is_only_read():
 
 
 @every_subject
-def test_slope_and_bend_are_those_of_the_dense_gradient_and_hessian(subject):
-    sample, line = subject.sample, subject.line()
+def test_derivatives_along_the_step_are_those_of_the_dense_gradient_and_hessian(subject):
+    sample, path = subject.sample, subject.path()
     named = dict(sample.model.named_parameters())
     sizes = [named[name].numel() for name in subject.names]
     theta = dense.flat([named[name] for name in subject.names])
@@ -291,19 +291,19 @@ def test_slope_and_bend_are_those_of_the_dense_gradient_and_hessian(subject):
     gradient = torch.autograd.functional.jacobian(loss, theta)
     hessian = torch.autograd.functional.hessian(loss, theta)
     u = subject.direction
-    assert line.slope(sample.data[0]) == pytest.approx(float(gradient @ u), rel=1e-9)  # type: ignore[operator]
-    assert line.bend(sample.data[0]) == pytest.approx(float(u @ hessian @ u), rel=1e-9)  # type: ignore[operator]
+    assert path.derivative(sample.data[0]) == pytest.approx(float(gradient @ u), rel=1e-9)  # type: ignore[operator]
+    assert path.second_derivative(sample.data[0]) == pytest.approx(float(u @ hessian @ u), rel=1e-9)  # type: ignore[operator]
 
 
 def test_derivatives_of_squared_error_and_of_a_loss_that_does_not_bend():
     sample = problems.linear("mse")
     u = torch.randn(18, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     change = sample.x @ u[:15].view(3, 5).T + u[15:]
-    line = Line(Problem(sample.model, "mse"), u)
-    assert line.bend(sample.data[0]) == pytest.approx(float(change.square().sum()), rel=1e-12)
-    straight = Line(Problem(sample.model, lambda z, y: (z * y).sum()), u)
-    assert straight.bend(sample.data[0]) == 0.0
-    assert straight.slope(sample.data[0]) == pytest.approx(float((change * sample.y).sum()), rel=1e-12)
+    path = StepPath(Problem(sample.model, "mse"), u)
+    assert path.second_derivative(sample.data[0]) == pytest.approx(float(change.square().sum()), rel=1e-12)
+    straight = StepPath(Problem(sample.model, lambda z, y: (z * y).sum()), u)
+    assert straight.second_derivative(sample.data[0]) == 0.0
+    assert straight.derivative(sample.data[0]) == pytest.approx(float((change * sample.y).sum()), rel=1e-12)
 
 
 # --------------------------------------------------------------------------------------------- overflow
@@ -355,8 +355,39 @@ def test_float32_agrees_with_float64_as_far_as_it_can():
     rounded = Subject("float32", problems.linear("cross_entropy", dtype=torch.float32))
     rounded.sample.model.load_state_dict({k: v.float() for k, v in exact.sample.model.state_dict().items()})
     rounded.direction = exact.direction  # float64: cast to the model's own
-    line = Line(Problem(rounded.sample.model, "cross_entropy"), rounded.direction)
+    path = StepPath(Problem(rounded.sample.model, "cross_entropy"), rounded.direction)
     for found, wanted in zip(
-        line.logits(exact.sample.x.float(), SCALES), exact.line().logits(exact.sample.x, SCALES), strict=True
+        path.logits(exact.sample.x.float(), SCALES), exact.path().logits(exact.sample.x, SCALES), strict=True
     ):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("policy", ["rebase", "joint"])
+@pytest.mark.parametrize("subject", [SUBJECTS[0], SUBJECTS[2], SUBJECTS[3], SUBJECTS[5]], ids=lambda s: s.name)
+def test_the_scan_of_an_erasure_is_that_of_its_step(subject, policy):
+    """Also where its curvature was asked for, its model was trained on, or the original was overwritten."""
+    sample = subject.sample
+    model = copy.deepcopy(sample.model)
+    curvature = ssse.Curvature.fit(model, sample.loss, sample.data, damping=0.1, parameters=subject.names)
+    erasure = ssse.erase(model, curvature, sample.loss, subject.splits["forgotten"], scale=0.5, policy=policy)
+    wanted = subject.scan(direction=erasure.direction).to_dict()
+    assert erasure.curvature is not None
+    with torch.no_grad():
+        for parameter in (*model.parameters(), *erasure.model.parameters()):
+            if len(subject.names) == len(list(model.parameters())):  # what is not chosen belongs to both
+                parameter.zero_()
+    found = erasure.scan(subject.splits, scales=SCALES, retrained=subject.retrained, progress=False)
+    assert found.to_dict() == wanted
+    assert len(erasure.scan(subject.splits, progress=False).scales) == 49
+
+
+def test_the_scan_of_a_joint_stream_starts_where_the_stream_did():
+    subject = SUBJECTS[0]
+    sample, forget = subject.sample, subject.sample.part(S)
+    curvature = ssse.Curvature.fit(sample.model, sample.loss, sample.data, damping=0.1)
+    first = ssse.erase(sample.model, curvature, sample.loss, [(x[:5], y[:5]) for x, y in forget], policy="joint")
+    second = ssse.erase(first.model, first.curvature, sample.loss, [(x[5:], y[5:]) for x, y in forget], policy="joint")
+    found = second.scan(subject.splits, scales=1.0, progress=False)
+    assert found.to_dict() == subject.scan(direction=second.direction, scales=1.0, retrained=None).to_dict()
+    logits, labels = outputs(second.model, subject.splits["retained"])
+    assert found.accuracy["retained"][0] == pytest.approx(metrics.accuracy(logits, labels))

@@ -1,4 +1,4 @@
-"""Where on its curve a method stands: which ε it is judged at."""
+"""The ε at which a method is judged, as an index into the scales of its curve."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ssse.paper.study import Curve, numbers
 START = 0.05  # δ this near to its least counts as the same plateau
 
 
-def best_place(curve: Curve, whole: bool) -> int:
+def best_index(curve: Curve, whole: bool) -> int:
     """The best γ or δ of this very request.
 
     Values tie or nearly so: of those within `PLATEAU` of the best, the one whose predictions on S are nearest. Where a
@@ -24,14 +24,14 @@ def best_place(curve: Curve, whole: bool) -> int:
     if whole and curve["ratio_name"] == "δ" and last <= np.nanmin(loss) + START:
         return int(np.flatnonzero(loss <= np.nanmin(loss) + START)[0])
     near = np.flatnonzero(loss <= np.nanmin(loss) + PLATEAU)
-    far = numbers(curve["divergence"])[near]
-    return int(near[np.nanargmin(far)]) if np.isfinite(far).any() else int(near[0])
+    divergence = numbers(curve["divergence"])[near]
+    return int(near[np.nanargmin(divergence)]) if np.isfinite(divergence).any() else int(near[0])
 
 
-def place_of(curve: Curve, chosen: str | float, whole: bool, chance: float = 0.0) -> int:
+def index_of(curve: Curve, chosen: str | float, whole: bool, chance: float = 0.0) -> int:
     """By "ratio", "gap" or "chance", by the name of a search, or at a number; see `study.Method`."""
     if chosen == "ratio":
-        return best_place(curve, whole)
+        return best_index(curve, whole)
     if chosen == "gap":
         return int(np.nanargmin(numbers(curve["mean_gap"])))
     if chosen == "chance":

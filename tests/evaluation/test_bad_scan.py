@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ssse import metrics
-from ssse.calibration.scan import DEFAULT_SCALES
 from ssse.errors import InvalidData, InvalidModel, InvalidSetting
+from ssse.evaluation.scan import DEFAULT_SCALES
 from ssse.evaluation.splits import SPLITS
-from tests.calibration.test_scan import (
+from tests.evaluation.test_scan import (
     SCALES,
     SUBJECTS,
     S,
