@@ -46,7 +46,7 @@ def made(ready, tmp_path) -> Made:
 
 
 def test_an_entry_says_it_all(made):
-    before = {name: made.workspace.entries()[-1].details["after"][name] for name in ("weights", "curvature")}
+    before = {name: made.workspace.log().entries[-1].details["after"][name] for name in ("weights", "curvature")}
     last = call_json("log", made.path)["head"]
     answer = call_json("erase", made.path, "--request", "2026-001", "--ids", "s3,s4", "--set", "fit.seed=3")
     received, erased, sealed = answer["entries"]

@@ -155,7 +155,7 @@ def test_every_key_can_be_set_and_comes_back(key):
     assert type(found_in(settings, key)) is type(meant)
     assert found_in(settings, key) != found_in(least(), key)
     assert toml.parse(settings.to_toml().encode()) == settings
-    assert toml.check(settings.plain(), "The ledger") == settings
+    assert toml.check(settings.to_dict(), "The ledger") == settings
     assert set(toml.changes(least(), settings)) <= {key, "model.arguments.hidden", "model.arguments.bias"}
     assert toml.changes(least(), settings)
 
@@ -327,20 +327,20 @@ def test_an_edited_file_is_written_down_by_the_next_command(tmp_path):
     assert call_json("erase", made.path, "--request", "a", "--ids", "s1", "--dry-run")["details"]["scale"] == 0.5
     answer = call_json("erase", made.path, "--request", "a", "--ids", "s1", "--set", "erase.residual=true")
     assert answer["details"]["scale"] == 0.5
-    configured = [entry for entry in made.workspace.entries() if entry.kind == "configured"]
+    configured = [entry for entry in made.workspace.log().entries if entry.kind == "configured"]
     assert [entry.details["changes"] for entry in configured] == [
         {"erase.old_weights": ["shred", "keep"], "erase.scale": [None, 0.5]}
     ]
     assert configured[0].seq + 1 == answer["entries"][0]["seq"]
-    assert configured[0].details["settings"] == made.workspace.settings().plain()
+    assert configured[0].details["settings"] == made.workspace.settings().to_dict()
     assert "erase.scale: None → 0.5" in call("log", made.path)[0].replace("\n", "")
     assert call_json("verify", made.path)["ok"]
     path.write_text(path.read_text().replace("scale = 0.5\n", "# a remark\n"))
     call("evaluate", made.path)
-    configured = [entry for entry in made.workspace.entries() if entry.kind == "configured"]
+    configured = [entry for entry in made.workspace.log().entries if entry.kind == "configured"]
     assert [entry.details["changes"] for entry in configured[1:]] == [{"erase.scale": [0.5, None]}]
     call("erase", made.path, "--request", "b", "--ids", "s2")
-    assert sum(entry.kind == "configured" for entry in made.workspace.entries()) == 2
+    assert sum(entry.kind == "configured" for entry in made.workspace.log().entries) == 2
     assert "# a remark" in path.read_text()  # it is the user's file
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ssse.cli.console import Screen
 from ssse.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from ssse.workspace.workspace import Workspace
 
 STOPPED = "Stopped; the workspace is whole. The same command does it again, or finishes it."
 
@@ -29,6 +33,12 @@ Forget = Annotated[
 Ids = Annotated[
     list[str] | None, typer.Option("--ids", metavar="ID,ID,...", help="Their ids; @FILE: one a line in a file.")
 ]
+
+
+def open_workspace(path: Path, screen: Screen, no_wait: bool = False) -> Workspace:
+    from ssse.workspace.workspace import Workspace
+
+    return Workspace(path, wait=not no_wait, progress=screen.progress, say=screen.aside)
 
 
 def given(settings: list[str] | None, **options: Any) -> dict[str, Any]:
@@ -68,8 +78,8 @@ def words(text: str | None) -> list[str] | None:
 
 
 def one_or_several(text: str | None) -> str | list[str] | None:
-    found = words(text)
-    return found[0] if found is not None and len(found) == 1 else found
+    several = words(text)
+    return several[0] if several is not None and len(several) == 1 else several
 
 
 def numbers(text: str | None, name: str) -> list[float] | None:
