@@ -27,7 +27,7 @@ from ssse.workspace.record.lock import locked
 from tests.support import workspaces
 from tests.support.asking import call, call_error, call_json
 from tests.support.workspaces import Made
-from tests.workspace.test_ledger_pages import altered_in_silence
+from tests.workspace.test_ledger_digest import altered_in_silence
 
 
 def rewrite(made: Made, places: list[int], **more: object) -> None:
