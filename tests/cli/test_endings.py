@@ -159,7 +159,7 @@ def test_terminals_narrow_and_wide(made, monkeypatch, columns):
     call("erase", made.path, "--request", "2026-001", "--ids", "s3", "--set", "erase.policy=joint")
     text, _ = call("log", made.path)
     assert "2026-001" in text
-    assert "torch.nn:Linear," in text
+    assert "torch.nn:Linear:" in text
     assert "shredded" in text
     head = call_json("log", made.path)["head"]
     assert f"head  {head}\n" in call("verify", made.path)[0]

@@ -28,7 +28,6 @@ from ssse.cli.options import (
     only,
     open_workspace,
 )
-from ssse.workspace.record.describe import describe
 
 if TYPE_CHECKING:
     from ssse.workspace.record.ledger import Entry
@@ -137,7 +136,7 @@ def _log_table(entries: list[Entry]) -> Any:
     for title in ("entry", "time, UTC", "what", "request", "about", "hash"):
         lines.add_column(title, no_wrap=title not in ("request", "about"), overflow="fold")
     for entry in entries:
-        time, said = entry.time[:16].replace("T", " "), describe(entry.kind, entry.details)
+        time, said = entry.time[:16].replace("T", " "), _line(entry)
         lines.add_row(str(entry.seq), time, entry.kind, entry.request or "", said, entry.hash[:8])
     return lines
 
@@ -152,8 +151,14 @@ def _log_lines(entries: list[Entry]) -> Any:
     for entry in entries:
         whose = f", request '{entry.request}'" if entry.request else ""
         lines.add_row(str(entry.seq), f"{entry.time[:16].replace('T', ' ')} {entry.kind}{whose}")
-        lines.add_row("", describe(entry.kind, entry.details))
+        lines.add_row("", _line(entry))
     return lines
+
+
+def _line(entry: Entry) -> str:
+    from ssse.workspace.record.describe import describe
+
+    return describe(entry.kind, entry.details)
 
 
 def verify(

@@ -11,7 +11,6 @@ from ssse.cli.console import (
     facts,
     table,
 )
-from ssse.workspace.record.describe import distance_from_refit
 
 if TYPE_CHECKING:
     from ssse.workspace.settings import Settings
@@ -122,6 +121,8 @@ def curve(scan: dict[str, Any], chosen: float) -> Any:
 
 
 def erased(screen: Screen, workspace: Path, request: str, details: dict[str, Any], dry_run: bool) -> None:
+    from ssse.workspace.record.describe import distance_from_refit
+
     seen = details["diagnostics"]
     done = "Would erase" if dry_run else "Erased"
     of = f"{details['k']:,} of {counted(details['n'], 'sample')} (request '{request}')"

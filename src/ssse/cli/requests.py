@@ -25,6 +25,7 @@ from ssse.cli.options import (
     Set,
     Verbose,
     Where,
+    factory_argument,
     given,
     listed,
     numbers,
@@ -112,7 +113,7 @@ def init(
 
         options = given(
             settings,
-            **dict(map(toml.argument, argument or [])),
+            **dict(map(factory_argument, argument or [])),
             model__factory=model,
             model__loss=loss,
             model__device=device,

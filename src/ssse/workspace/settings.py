@@ -207,31 +207,6 @@ def from_options(options: Mapping[str, Any]) -> Settings:
     return check(plain, "The command line")
 
 
-def assignment(text: str) -> tuple[str, Any]:
-    """One `--set section.key=value`."""
-    key, equals, value = text.partition("=")
-    if not equals or key.count(".") < 1:
-        raise InvalidSetting(f"--set takes SECTION.KEY=VALUE, for instance fit.rank=100, not {_short(text)}.")
-    return key.strip(), _value(value)
-
-
-def argument(text: str) -> tuple[str, Any]:
-    """One `--argument name=value` of the model's factory."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip().isidentifier():
-        raise InvalidSetting(f"--argument takes NAME=VALUE, for instance hidden=100, not {_short(text)}.")
-    return f"model.arguments.{name.strip()}", _value(value)
-
-
-def _value(text: str) -> Any:
-    """As TOML would read it, or the plain text that it is."""
-    try:
-        read = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        return text
-    return read["value"] if len(read) == 1 else text  # several lines are several settings, and none of ours
-
-
 def changes(before: Settings, after: Settings) -> dict[str, list[Any]]:
     """What differs, as "section.key": [old, new]."""
     old, new = (_flat(settings.to_dict()) for settings in (before, after))
