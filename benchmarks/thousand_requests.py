@@ -121,7 +121,7 @@ def _workspace(home: Path, policy: str, name: str = "") -> Workspace:
         "fit.weight_decay": WEIGHT_DECAY,
         "erase.policy": policy,
     }
-    workspace, _ = Workspace.init(home / (name or policy), settings, home / "w.safetensors")
+    workspace = Workspace.init(home / (name or policy), settings, home / "w.safetensors").workspace
     workspace.fit()
     return workspace
 

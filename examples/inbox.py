@@ -17,7 +17,8 @@ from ssse.demo import Digits, prepare
 def main(home: Path) -> None:
     prepare(home)  # train.npz, w.safetensors and more: what a user would have
     chosen = {"model.factory": "ssse.demo:softmax", "data.train": "../train.npz", "fit.weight_decay": 1e-3}
-    workspace, seen = ssse.Workspace.init(home / "ws", chosen, home / "w.safetensors")
+    created = ssse.Workspace.init(home / "ws", chosen, home / "w.safetensors")
+    workspace, seen = created.workspace, created.seen
     workspace.fit()
     print(f"{seen['samples']} samples, {seen['parameters']} parameters\n")
     fill(home / "inbox")

@@ -33,6 +33,7 @@ LINE = (
     "intake",
     "workspace.settings",
     "workspace.record",
+    "workspace.results",
     "workspace.engines",
     "workspace.page",
     "workspace.commands",

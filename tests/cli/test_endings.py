@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from ssse.cli.app import app
 from ssse.errors import InvalidSetting
-from ssse.workspace.engines import torch as of_modules
+from ssse.workspace.engines import torch as torch_engine
 from ssse.workspace.record.lock import locked
 from tests.support import workspaces
 from tests.support.asking import (
@@ -159,7 +159,7 @@ def test_terminals_narrow_and_wide(made, monkeypatch, columns):
     call("erase", made.path, "--request", "2026-001", "--ids", "s3", "--set", "erase.policy=joint")
     text, _ = call("log", made.path)
     assert "2026-001" in text
-    assert "torch.nn:Linear," in text
+    assert "torch.nn:Linear:" in text
     assert "shredded" in text
     head = call_json("log", made.path)["head"]
     assert f"head  {head}\n" in call("verify", made.path)[0]
@@ -259,7 +259,7 @@ def test_a_request_that_could_not_be_finished_waits(made, monkeypatch, error, co
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(of_modules, "erase", fail)
+        patch.setattr(torch_engine, "erase", fail)
         text, complaint = call("erase", made.path, "--request", "a", "--ids", "s1,s2", "--json", code=code)
     assert complaint.startswith(says)
     assert complaint.count("\n") == 1

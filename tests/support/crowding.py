@@ -56,7 +56,7 @@ def watch(path: Path, until: int) -> str:
     """Read again and again while others write: every view is whole, and none forgets what an earlier one knew."""
     known: list[Any] = []
     while len(known) < until:
-        seen = Workspace(path).entries()
+        seen = Workspace(path).log().entries
         assert seen[: len(known)] == known
         assert all(entry.hash == entry.expected_hash() for entry in seen)
         known = seen
@@ -73,7 +73,7 @@ def check(path: Path, pristine: Path) -> list[str]:
     assert found.ok, found.damages
     assert found.notes == []
     assert found.interrupted is None
-    entries = Workspace(path).entries()
+    entries = Workspace(path).log().entries
     order = [entry.request for entry in entries if entry.kind == "erased" and entry.request]
     for request in order:
         mine = [entry for entry in entries if entry.request == request]
@@ -116,7 +116,7 @@ def main(home: Path) -> dict[str, Any]:
     found["two"] = together([ask(1), ask(2)])
     found["order of two"] = check(path, pristine)
 
-    size = len(Workspace(fresh()).entries())
+    size = len(Workspace(fresh()).log().entries)
     readers = [lambda: watch(path, size + 30)] * 2
     found["ten and two readers"] = together([*(ask(number) for number in range(10)), *readers])
     found["order of ten"] = check(path, pristine)

@@ -35,11 +35,11 @@ from ssse.workspace.record import (
     ledger,
     lock,
     membership,
-    pages,
+    page_sum,
     seal,
 )
 from ssse.workspace.record import (
-    transaction as holding,
+    transaction as transactions,
 )
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
@@ -47,7 +47,7 @@ from tests.support import workspaces
 WATCHED = {
     module.__file__
     for module in (
-        *(database, files, folder, holding, ledger, lock, membership, pages, seal, skops_files, store, weights),
+        *(database, files, folder, transactions, ledger, lock, membership, page_sum, seal, skops_files, store, weights),
     )
 }
 EPOCH = "1750000000"  # the same times in every run
@@ -77,15 +77,15 @@ def erase_another(workspace: Workspace) -> None:
 
 def report(workspace: Workspace) -> None:
     """As `ssse report` does, with a page that costs nothing."""
-    with holding.holding(workspace.folder, "report") as hold:
-        last = hold.ledger.last()
+    with transactions.open_transaction(workspace.folder, "report") as transaction:
+        last = transaction.ledger.last()
         assert last is not None
-        hold.write_page(f"<p>{last.hash}</p>")
+        transaction.write_page(f"<p>{last.hash}</p>")
 
 
 def report_before(workspace: Workspace) -> None:
-    with holding.holding(workspace.folder, "report") as hold:
-        hold.write_page("<p>as it was</p>")
+    with transactions.open_transaction(workspace.folder, "report") as transaction:
+        transaction.write_page("<p>as it was</p>")
 
 
 def calibrate(workspace: Workspace) -> None:
@@ -120,7 +120,7 @@ OPERATIONS = {
 
 
 @dataclass
-class Bench:
+class Rehearsal:
     """A workspace before an operation, and what it is after one that nobody killed."""
 
     home: Path
@@ -144,7 +144,7 @@ class Bench:
 
     def entries(self) -> list[Any]:
         """All but what was measured, and the hashes that follow from it."""
-        found = [entry.plain() for entry in Workspace(self.trial).entries()]
+        found = [entry.to_dict() for entry in Workspace(self.trial).log().entries]
         return [without({**entry, "hash": "", "previous": "", "time": ""}, "seconds") for entry in found]
 
     def weights(self) -> bytes:
@@ -311,13 +311,13 @@ def main(home: Path, group: str) -> dict[str, dict[str, int]]:
     found = {}
     way, *names = group.split(",")
     for name in names:
-        bench = Bench(home / name.replace(" ", "_"), OPERATIONS[name])
+        rehearsal = Rehearsal(home / name.replace(" ", "_"), OPERATIONS[name])
         if way == "lines":
-            bench.at_every_line()
+            rehearsal.at_every_line()
         else:
-            bench.at_random(int(way.removeprefix("twice")), random.Random(name), twice=way.startswith("twice"))
-        found[name] = dict(bench.counts)
-        shutil.rmtree(bench.home)
+            rehearsal.at_random(int(way.removeprefix("twice")), random.Random(name), twice=way.startswith("twice"))
+        found[name] = dict(rehearsal.counts)
+        shutil.rmtree(rehearsal.home)
     return found
 
 

@@ -66,7 +66,7 @@ class Book:
 
     def created(self, batch_norm: bool = False) -> None:
         model = {"factory": "shop.models:digits", "parameters": 650, "batch_norm": batch_norm}
-        self.add("created", model=model, weights=self.weights, settings=SETTINGS, versions=VERSIONS)
+        self.add("created", engine="torch", model=model, weights=self.weights, settings=SETTINGS, versions=VERSIONS)
 
     def configured(self) -> None:
         changed = {**SETTINGS, "erase": {**SETTINGS["erase"], "old_weights": "keep"}}
@@ -75,6 +75,8 @@ class Book:
     def fitted(self, excluded: int = 0) -> None:
         self.add(
             "fitted",
+            engine="torch",
+            holds="sums over all training samples",
             n=self.n,
             d=640,
             structure="dense",
@@ -171,6 +173,9 @@ class Book:
         self.add(
             "erased",
             request,
+            engine="torch",
+            holds="sums over the samples, from which the forgotten ones were subtracted",
+            keeps_remainder=True,
             k=k,
             n=self.n,
             scale=1.1,

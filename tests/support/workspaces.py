@@ -97,7 +97,7 @@ def make(home: Path, *, fit: bool = True, n: int = 40, p: int = 4, c: int = 3, *
             **named,
         }
     )
-    workspace, _ = Workspace.init(home / "ws", settings, home / "w.safetensors")
+    workspace = Workspace.init(home / "ws", settings, home / "w.safetensors").workspace
     if fit:
         workspace.fit()
     return Made(home, workspace, x, y)
@@ -110,7 +110,7 @@ def make_estimator(home: Path, *, fit: bool = True, n: int = 40, p: int = 4, c: 
     skops.io.dump(model, home / "model.skops")
     named = {name.replace("__", "."): value for name, value in options.items()}
     settings = {"data.train": "../train.npz", "data.test": "../test.npz", **named}
-    workspace, _ = Workspace.init(home / "ws", settings, home / "model.skops")
+    workspace = Workspace.init(home / "ws", settings, home / "model.skops").workspace
     if fit:
         workspace.fit()
     return Made(home, workspace, x, y)

@@ -23,14 +23,14 @@ from typer.testing import CliRunner
 from ssse.cli.app import app
 from ssse.errors import SSSEError
 from ssse.workspace.record import folder as folders
-from ssse.workspace.record import transaction as holding
+from ssse.workspace.record import transaction as transactions
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
 from tests.support.killing import (
     EPOCH,
     OPERATIONS,
     WATCHED,
-    Bench,
+    Rehearsal,
     erase,
 )
 
@@ -108,24 +108,24 @@ def fails_in_one_line(command: list[str]) -> str:
     return lines[0]
 
 
-def attempt(bench: Bench, check: bool = True) -> bool:
+def attempt(rehearsal: Rehearsal, check: bool = True) -> bool:
     """Whether it went through. What goes wrong is an OSError in words, and leaves all whole."""
     found: OSError | None = None
     try:
-        bench.operation.run(Workspace(bench.trial))
+        rehearsal.operation.run(Workspace(rehearsal.trial))
     except OSError as error:
         found = error
     assert not isinstance(found, SSSEError), found  # a full disk is no damage
     assert found is None or str(found)
     if check:
-        look_at_what_is_left(bench)
+        look_at_what_is_left(rehearsal)
     return found is None
 
 
-def look_at_what_is_left(bench: Bench) -> None:
+def look_at_what_is_left(rehearsal: Rehearsal) -> None:
     """Who lives after an error tidies up, as far as the disk allows; the rest is for the next command."""
-    bench.check_killed()
-    found = Workspace(bench.trial).verify()
+    rehearsal.check_killed()
+    found = Workspace(rehearsal.trial).verify()
     assert found.interrupted is not None or found.notes == []
 
 
@@ -134,27 +134,27 @@ def look_at_what_is_left(bench: Bench) -> None:
 
 @pytest.mark.parametrize("name", WRITING)
 def test_a_full_disk_is_refused_before_anything_is_written(name, disk):
-    bench = Bench(disk / "home", OPERATIONS[name])
+    rehearsal = Rehearsal(disk / "home", OPERATIONS[name])
     for leave in (0, 4 * KIB, 64 * KIB, 512 * KIB):
-        bench.start()
+        rehearsal.start()
         with filled(disk, leave):
-            assert not attempt(bench)
-            assert workspaces.snapshot(bench.trial) == bench.before
-        bench.finish()
+            assert not attempt(rehearsal)
+            assert workspaces.snapshot(rehearsal.trial) == rehearsal.before
+        rehearsal.finish()
 
 
 @pytest.mark.parametrize("name", WRITING)
 def test_a_disk_that_fills_up_at_any_moment(name, disk, monkeypatch):
     """With the check for space gone; from room for nothing to room for all, a page of memory at a time."""
     monkeypatch.setattr(folders.Folder, "check_space", lambda self, needed: None)
-    bench = Bench(disk / "home", OPERATIONS[name])
+    rehearsal = Rehearsal(disk / "home", OPERATIONS[name])
     went: list[bool] = []
     for leave in [*range(0, 120 * KIB, 12 * KIB), 1024 * KIB]:
-        bench.start()
+        rehearsal.start()
         with filled(disk, leave):
-            went.append(attempt(bench))
-            assert len(bench.entries()) >= bench.size  # `ssse log` needs no room
-        bench.finish()
+            went.append(attempt(rehearsal))
+            assert len(rehearsal.entries()) >= rehearsal.size  # `ssse log` needs no room
+        rehearsal.finish()
     assert not went[0]
     assert went[-1]
 
@@ -187,12 +187,12 @@ def test_a_full_temporary_folder_is_no_damage(disk, tmp_path, monkeypatch):
 def test_a_read_only_disk(disk, tmp_path):
     made = workspaces.make(disk / "home", n=24, p=3)
     made.workspace.erase("r-0", ids=["s9", "s10"])
-    before, entries = workspaces.snapshot(made.home), made.workspace.entries()
+    before, entries = workspaces.snapshot(made.home), made.workspace.log().entries
     with read_only(disk):
         found = made.workspace.verify()
         assert found.ok
         assert found.notes == []
-        assert made.workspace.entries() == entries
+        assert made.workspace.log().entries == entries
         for command in commands(made.path):
             line = fails_in_one_line(command)
             assert re.search("[Rr]ead-?only|readonly", line), line
@@ -207,49 +207,49 @@ def test_a_read_only_disk(disk, tmp_path):
 @pytest.mark.parametrize("index", [True, False])
 def test_what_a_kill_left_can_be_read_on_a_read_only_disk(index, disk):
     """The newest entries are in SQLite's log alone, and its index may be gone."""
-    bench = Bench(disk / "home", OPERATIONS["erase"])
-    bench.start()
-    assert killed_before(bench, "_retire")
-    assert (bench.trial / "ledger.sqlite-wal").stat().st_size
+    rehearsal = Rehearsal(disk / "home", OPERATIONS["erase"])
+    rehearsal.start()
+    assert killed_before(rehearsal, "_retire")
+    assert (rehearsal.trial / "ledger.sqlite-wal").stat().st_size
     if not index:
-        (bench.trial / "ledger.sqlite-shm").unlink()
+        (rehearsal.trial / "ledger.sqlite-shm").unlink()
     with read_only(disk):
-        found = Workspace(bench.trial).verify()
+        found = Workspace(rehearsal.trial).verify()
         assert found.ok
         assert found.interrupted == "erase"
-        kinds = [entry.kind for entry in Workspace(bench.trial).entries()]
+        kinds = [entry.kind for entry in Workspace(rehearsal.trial).log().entries]
         assert kinds[-2:] == ["received", "erased"]
         with pytest.raises(OSError, match=r"[Rr]ead-?only"):
-            erase(Workspace(bench.trial))
-    bench.finish()
+            erase(Workspace(rehearsal.trial))
+    rehearsal.finish()
 
 
 KILLED = """
 import os, signal, sys
-from ssse.workspace.record.transaction import Hold
+from ssse.workspace.record.transaction import Transaction
 from ssse.workspace.workspace import Workspace
 from tests.support.killing import erase
-setattr(Hold, sys.argv[2], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+setattr(Transaction, sys.argv[2], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 erase(Workspace(sys.argv[1]))
 """
 
 
-def killed_before(bench: Bench, moment: str) -> bool:
+def killed_before(rehearsal: Rehearsal, moment: str) -> bool:
     """In a process of its own, for only a kill leaves SQLite's files where they are."""
-    command = [sys.executable, "-c", KILLED, bench.trial, moment]
+    command = [sys.executable, "-c", KILLED, rehearsal.trial, moment]
     return subprocess.run(command, cwd=Path(__file__).parents[2]).returncode == -9
 
 
 def test_what_cannot_be_overwritten_is_not_called_shredded(disk, monkeypatch):
     """The states turn read-only, as a failing disk does, the moment before the old weights go."""
-    bench = Bench(disk / "home", OPERATIONS["erase"])
-    bench.start()
-    old = bench.trial / "states" / "000002" / "weights.safetensors"
-    retire = holding.Hold._retire
+    rehearsal = Rehearsal(disk / "home", OPERATIONS["erase"])
+    rehearsal.start()
+    old = rehearsal.trial / "states" / "000002" / "weights.safetensors"
+    retire = transactions.Transaction._retire
 
-    states, turned = bench.trial / "states", []
+    states, turned = rehearsal.trial / "states", []
 
-    def turn(self: holding.Hold, *arguments: Any) -> None:
+    def turn(self: transactions.Transaction, *arguments: Any) -> None:
         if not turned:
             turned.append(True)
             subprocess.run(["mount", "--bind", states, states], check=True)
@@ -257,18 +257,18 @@ def test_what_cannot_be_overwritten_is_not_called_shredded(disk, monkeypatch):
         retire(self, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(holding.Hold, "_retire", turn)
+        patched.setattr(transactions.Transaction, "_retire", turn)
         with pytest.raises(OSError, match="Read-only"):
-            erase(Workspace(bench.trial))
+            erase(Workspace(rehearsal.trial))
         with pytest.raises(OSError, match="Read-only"):
-            erase(Workspace(bench.trial))  # is not answered, and cannot be
-    assert old.read_bytes() == bench.old
-    found = Workspace(bench.trial).verify()
+            erase(Workspace(rehearsal.trial))  # is not answered, and cannot be
+    assert old.read_bytes() == rehearsal.old
+    found = Workspace(rehearsal.trial).verify()
     assert found.ok
     assert found.interrupted == "erase"
-    assert [entry.kind for entry in Workspace(bench.trial).entries()][-1] == "erased"
+    assert [entry.kind for entry in Workspace(rehearsal.trial).log().entries][-1] == "erased"
     subprocess.run(["umount", states], check=True)
-    bench.finish()
+    rehearsal.finish()
     assert not old.exists()
 
 
@@ -288,14 +288,14 @@ def largest_file(size: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", WRITING)
 def test_files_that_cannot_grow(name, tmp_path):
-    bench = Bench(tmp_path / "home", OPERATIONS[name])
+    rehearsal = Rehearsal(tmp_path / "home", OPERATIONS[name])
     went: list[bool] = []
     for size in (0, 100, 300, 600, 1500, 4 * KIB, 16 * KIB, 30 * KIB, 34 * KIB, 44 * KIB, 50 * KIB, 1024 * KIB):
-        bench.start()
+        rehearsal.start()
         with largest_file(size):
-            went.append(attempt(bench, check=False))  # which writes a copy of the ledger, and could not either
-        look_at_what_is_left(bench)
-        bench.finish()
+            went.append(attempt(rehearsal, check=False))  # which writes a copy of the ledger, and could not either
+        look_at_what_is_left(rehearsal)
+        rehearsal.finish()
     assert not went[0]
     assert went[-1]
 
@@ -324,7 +324,7 @@ def failing_at(place: tuple[str, int], call: int, number: int) -> Any:
     return watch
 
 
-def primitives(bench: Bench) -> dict[tuple[str, int], int]:
+def primitives(rehearsal: Rehearsal) -> dict[tuple[str, int], int]:
     """The lines that touch the disk, and how often the operation comes there."""
     found: dict[tuple[str, int], int] = {}
 
@@ -336,10 +336,10 @@ def primitives(bench: Bench) -> dict[tuple[str, int], int]:
             found[place] = found.get(place, 0) + 1
         return watch
 
-    bench.start()
+    rehearsal.start()
     sys.settrace(watch)
     try:
-        bench.operation.run(Workspace(bench.trial))
+        rehearsal.operation.run(Workspace(rehearsal.trial))
     finally:
         sys.settrace(None)
     return found
@@ -348,8 +348,8 @@ def primitives(bench: Bench) -> dict[tuple[str, int], int]:
 @pytest.mark.parametrize("name", ["fit", "erase", "report"])
 def test_an_error_at_every_line_that_touches_the_disk(name, tmp_path):
     """Each line at its first call, its last, and one between, with the errors of a disk by turns."""
-    bench = Bench(tmp_path / "home", OPERATIONS[name])
-    found = primitives(bench)
+    rehearsal = Rehearsal(tmp_path / "home", OPERATIONS[name])
+    found = primitives(rehearsal)
     assert len(found) >= 15
     # `with` comes twice, the second time to close what must be closed
     lasts = {place: 1 if linecache.getline(*place).lstrip().startswith("with ") else n for place, n in found.items()}
@@ -357,11 +357,11 @@ def test_an_error_at_every_line_that_touches_the_disk(name, tmp_path):
     failed = 0
     for i, (place, call) in enumerate(moments):
         number = ERRORS[i % len(ERRORS)]
-        bench.start()
+        rehearsal.start()
         sys.settrace(failing_at(place, call, number))
         raised: OSError | None = None
         try:
-            bench.operation.run(Workspace(bench.trial))
+            rehearsal.operation.run(Workspace(rehearsal.trial))
         except OSError as error:
             raised = error
         finally:
@@ -369,8 +369,8 @@ def test_an_error_at_every_line_that_touches_the_disk(name, tmp_path):
         failed += raised is not None
         assert raised is None or number in numbers_of(raised), place
         del raised  # and what its traceback holds
-        look_at_what_is_left(bench)
-        bench.finish()
+        look_at_what_is_left(rehearsal)
+        rehearsal.finish()
     assert failed >= 0.8 * len(moments)  # what only tidies up may fail once without harm
 
 

@@ -166,7 +166,7 @@ def restore(made: Made, ready: Made) -> None:
 
 def configure(made: Made, key: str, value: object) -> bool:
     section, name = key.split(".")
-    content = made.workspace.settings().plain()
+    content = made.workspace.settings().to_dict()
     content[section][name] = value
     try:
         (made.path / "ssse.toml").write_text(tomli_w.dumps(content))

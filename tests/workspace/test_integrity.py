@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from ssse.cli.app import app
 from ssse.errors import Damaged, InvalidSetting, SSSEError
 from ssse.workspace.record import ledger as ledgers
-from ssse.workspace.record import transaction as holding
+from ssse.workspace.record import transaction as transactions
 from ssse.workspace.record.ledger import FIRST, Ledger
 from ssse.workspace.record.seal import Seal, seal_files
 from ssse.workspace.workspace import Workspace
@@ -225,7 +225,7 @@ def test_edited_settings_are_named_until_a_command_takes_them_over(path):
     assert named(path) == {"ssse.toml"}
     assert erase(path) == "erased"
     assert Workspace(path).verify().ok
-    assert "configured" in [entry.kind for entry in Workspace(path).entries()]
+    assert "configured" in [entry.kind for entry in Workspace(path).log().entries]
 
 
 # ---------------------------------------------------------------------------------------------- the ledger
@@ -356,7 +356,7 @@ def test_an_older_workspace_put_back(path):
 
 
 def test_a_head_of_any_entry_will_do_and_of_none_will_not(path):
-    entries = Workspace(path).entries()
+    entries = Workspace(path).log().entries
     for entry in entries:
         assert Workspace(path).verify(head=entry.hash).ok
     assert named(path, head="0" * 64) == {"ledger.sqlite"}
@@ -375,7 +375,7 @@ def test_a_planted_log_is_named_and_never_replayed(name, path):
         assert name in named(path)
         refused_and_unchanged(path)
         with pytest.raises(SSSEError, match="should not be there"):
-            Workspace(path).entries()
+            Workspace(path).log()
 
 
 def test_logs_without_content_are_what_a_killed_reader_leaves(path):
@@ -411,8 +411,8 @@ def interrupted(path: Path, moment: str, monkeypatch) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(holding.Hold, moment, die)
-        patched.setattr(holding.Hold, "give_up", lambda self: None)
+        patched.setattr(transactions.Transaction, moment, die)
+        patched.setattr(transactions.Transaction, "give_up", lambda self: None)
         with pytest.raises(KeyboardInterrupt):
             erase(path)
     assert Workspace(path).verify().interrupted == "erase"
@@ -449,7 +449,7 @@ def test_a_request_that_another_one_overtakes(path, monkeypatch):
     """Received for two samples and killed; one of them is erased by another request meanwhile."""
     workspace = Workspace(path)
     with monkeypatch.context() as patched:
-        patched.setattr(holding.Hold, "advance", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(transactions.Transaction, "advance", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             workspace.erase("slow", ids=["s7", "s8"])
     assert workspace.verify().ok
@@ -469,7 +469,7 @@ def test_the_new_state_may_be_read_by_whom_the_umask_allows(path):
     for mask in (0o022, 0o027, 0o077):
         before = os.umask(mask)
         try:
-            assert erase(path, f"r-{mask}") == "erased" if mask == 0o022 else Workspace(path).fit(again=True)[1]
+            assert erase(path, f"r-{mask}") == "erased" if mask == 0o022 else Workspace(path).fit(again=True).now
         finally:
             os.umask(before)
         modes = {file.stat().st_mode & 0o777 for file in (path / "current").rglob("*") if file.is_file()}

@@ -60,7 +60,7 @@ def test_every_part_of_an_entry_is_in_its_hash(ledger):
     entry = ledger.append("erased", "r-1", {"k": 0})
     others = {"seq": 2, "time": "x", "kind": "x", "request": None, "details": {"k": 1}, "previous": "x"}
     for field in fields:
-        changed = type(entry)(**{**entry.plain(), field: others[field]})
+        changed = type(entry)(**{**entry.to_dict(), field: others[field]})
         assert changed.expected_hash() != entry.hash, field
 
 
@@ -281,7 +281,7 @@ anywhere = settings(max_examples=80, deadline=None, suppress_health_check=[Healt
 @anywhere
 @given(trained=st.lists(FEW, max_size=12), requests=st.lists(st.lists(FEW, min_size=1, max_size=6), max_size=4))
 def test_standing_agrees_with_counting(trained, requests, tmp_path_factory):
-    """Against a Counter: of each sample so many can be erased as are left, then those that were, then strangers."""
+    """Against a Counter: of each sample so many can be erased as are left, then those that were, then unknown ones."""
     path = tmp_path_factory.mktemp("ledger") / ledgers.FILE
     Ledger.create(path)
     known = Membership(np.sort(np.array(trained, dtype=np.int64)))
@@ -289,7 +289,7 @@ def test_standing_agrees_with_counting(trained, requests, tmp_path_factory):
     with Ledger.open(path) as ledger:
         for number, wanted in enumerate(requests):
             found = known.standing(np.array(wanted, dtype=np.int64), ledger)
-            fresh, already, strange, seen = [], 0, [], Counter()
+            fresh, already, unknown, seen = [], 0, [], Counter()
             for place, sample in enumerate(wanted):
                 seen[sample] += 1
                 if seen[sample] <= at_first[sample] - gone[sample]:
@@ -297,9 +297,9 @@ def test_standing_agrees_with_counting(trained, requests, tmp_path_factory):
                 elif seen[sample] <= at_first[sample]:
                     already += 1
                 else:
-                    strange.append(place)
+                    unknown.append(place)
             assert found.fresh.tolist() == fresh
-            assert found.strangers == strange
+            assert found.unknown == unknown
             assert sum(found.already.values()) == already
             assert set(found.already) <= {f"r-{earlier}" for earlier in range(number)}
             if fresh:

@@ -21,13 +21,13 @@ from ssse.errors import (
 )
 from ssse.system.digests import digest_file
 from ssse.system.environment import clock
-from ssse.workspace.record import transaction as holding
+from ssse.workspace.record import transaction as transactions
 from ssse.workspace.record.ledger import FILE
 from ssse.workspace.record.lock import locked
 from tests.support import workspaces
 from tests.support.asking import call, call_error, call_json
 from tests.support.workspaces import Made
-from tests.workspace.test_ledger_pages import altered_in_silence
+from tests.workspace.test_ledger_digest import altered_in_silence
 
 
 def rewrite(made: Made, places: list[int], **more: object) -> None:
@@ -42,7 +42,7 @@ def test_an_erased_sample_does_not_come_back_through_a_copy_in_the_data(tmp_path
     x, y = torch.cat([made.x, made.x[:1]]), torch.cat([made.y, made.y[:1]])
     ids = np.array([f"s{place}" for place in range(len(y))])
     np.savez(made.home / "train.npz", x=x.numpy(), y=y.numpy(), id=ids)
-    entry, _ = made.workspace.fit(again=True)
+    entry = made.workspace.fit(again=True).entry
     assert (entry.details["n"], entry.details["excluded"]) == (39, 2)
     np.savez(made.home / "train.npz", x=np.r_[x, x[5:6]], y=np.r_[y, y[5:6]], id=np.array([f"s{i}" for i in range(42)]))
     with pytest.raises(InvalidData, match="more often"):
@@ -197,8 +197,8 @@ def test_a_new_choice_and_a_new_fit_say_what_they_replace(tmp_path):
 def test_evaluation_measures_with_the_weight_decay_of_the_fit(tmp_path):
     made = workspaces.make(tmp_path / "home")
     made.workspace.erase("a", ids=["s1"])
-    _, one = made.workspace.evaluate()
-    _, other = made.workspace.evaluate(options={"fit.weight_decay": 0.5})
+    one = made.workspace.evaluate().table
+    other = made.workspace.evaluate(options={"fit.weight_decay": 0.5}).table
     assert one["erased", "objective"] == other["erased", "objective"]
 
 
@@ -249,7 +249,7 @@ def test_an_edit_of_the_settings_is_named_and_the_report_takes_it_over(tmp_path)
     assert [name for name, _ in made.workspace.verify().damages] == ["ssse.toml"]
     call("report", made.path)
     assert made.workspace.verify().ok
-    assert made.workspace.entries()[-1].details["changes"] == {"erase.accept": ["caution", "ok"]}
+    assert made.workspace.log().entries[-1].details["changes"] == {"erase.accept": ["caution", "ok"]}
 
 
 def test_a_page_elsewhere_is_not_in_the_workspace(tmp_path):
@@ -269,7 +269,7 @@ def test_names_of_files_do_not_reach_the_terminal_raw(tmp_path):
 
 def test_the_salt_is_not_shown(tmp_path):
     made = workspaces.make(tmp_path / "home")
-    salt = made.workspace.entries()[0].details["salt"]
+    salt = made.workspace.log().entries[0].details["salt"]
     for words in (["log", made.path, "--json"], ["log", made.path, "-v"]):
         assert salt not in call(*words)[0]
 
@@ -278,19 +278,18 @@ def test_the_ledgers_time_is_the_clocks(tmp_path, monkeypatch):
     """A variable for reproducible builds that was left in a shell must not date a record."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")
     made = workspaces.make(tmp_path / "home")
-    assert {entry.time[:10] for entry in made.workspace.entries()} <= {clock()[:10]}
+    assert {entry.time[:10] for entry in made.workspace.log().entries} <= {clock()[:10]}
 
 
 def test_an_alteration_does_not_slip_into_the_seal_of_a_command_that_failed(tmp_path, monkeypatch):
     made = workspaces.make(tmp_path / "home")
-    altered_in_silence(made.workspace.folder.ledger, 70)  # the application's id in SQLite's header: nobody reads it
-    assert not made.workspace.verify().ok
 
     def fail(*_: object, **__: object) -> None:
+        altered_in_silence(made.workspace.folder.ledger, 70)  # the application's id in SQLite's header: nobody reads it
         raise OSError("no space left")
 
     with monkeypatch.context() as patched:
-        patched.setattr(holding.Hold, "advance", fail)
+        patched.setattr(transactions.Transaction, "advance", fail)
         with pytest.raises(OSError, match="no space left"):
             made.workspace.erase("a", ids=["s1"])
     assert [name for name, _ in made.workspace.verify().damages] == [FILE]

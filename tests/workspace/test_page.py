@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from ssse.rendering.templates import visible
-from ssse.workspace.page import describe as words
+from ssse.workspace.page import words
 from ssse.workspace.page.page import render
 from ssse.workspace.page.story import Request, Story
+from ssse.workspace.record.describe import describe, number
 from tests.paper.test_pages import Reader
 from tests.support.ledger_entries import (
     CHECKED,
@@ -214,7 +215,7 @@ def test_every_kind_of_entry_is_in_the_ledger():
     assert kinds == set(words.KINDS)
     for entry in five().entries:
         row = f"{entry['seq']} {words.moment(entry['time'])} {words.KINDS[entry['kind']]} {entry['request'] or '–'} "
-        assert row + words.facts(entry) + f" {entry['hash'][:12]}" in said
+        assert row + describe(entry["kind"], entry["details"]) + f" {entry['hash'][:12]}" in said
     assert "erase.old_weights: shred → keep" in said
     assert "19 erased samples left out" in said
 
@@ -290,7 +291,7 @@ def test_what_a_joint_stream_keeps():
     said = text_of(drawn(book))
     assert "the model before all erasures can be rebuilt from them" in said
     assert "Their running statistics were taken over all training samples" in said
-    assert "holds the sum less the erased samples' rows" in said
+    assert "holds sums over the samples, from which the forgotten ones were subtracted" in said
 
 
 def test_the_salt_stays_in_the_workspace():
@@ -375,8 +376,8 @@ def test_a_thousand_requests():
     assert "case-0980" not in in_view
     for entry in book.entries:
         assert entry["hash"][:12] in said
-    for number, what in ((969, "earlier requests"), (969, "earlier erasures"), (2975, "earlier entries")):
-        assert f"{number:,} {what}. Folded, and not printed: ssse log WORKSPACE --json lists all." in said, what
+    for size, what in ((969, "earlier requests"), (969, "earlier erasures"), (2975, "earlier entries")):
+        assert f"{size:,} {what}. Folded, and not printed: ssse log WORKSPACE --json lists all." in said, what
     assert re.search(r"The \d+ earlier ones are left out of this list\.", said)
 
 
@@ -416,7 +417,7 @@ def test_halves_of_characters_are_written_out():
     ],
 )
 def test_numbers(value, text):
-    assert words.number(value) == text
+    assert number(value) == text
 
 
 def entry(seq: int, kind: str, request: str | None = None, **details: Any) -> dict[str, Any]:
@@ -450,4 +451,4 @@ def test_a_request_was_received_when_it_came_first():
 
 def test_the_first_entry_names_the_weights():
     made = entry(1, "created", model={"factory": "a:b", "parameters": 3}, after={"weights": "abcdef" * 11})
-    assert "digest abcdef" in words.facts(made)
+    assert "digest abcdef" in describe(made["kind"], made["details"])

@@ -95,7 +95,7 @@ def built(case: Case, home: Path) -> Workspace:
     }
     if len(x) > 1:
         options["data.inputs"] = list(x)
-    return Workspace.init(home / "ws", toml.from_options(options), home / "w.safetensors")[0]
+    return Workspace.init(home / "ws", toml.from_options(options), home / "w.safetensors").workspace
 
 
 def batch(case: Case, places: list[int]) -> list[tuple[Any, Tensor]]:
@@ -128,7 +128,7 @@ def assert_same(workspace: Workspace, model: nn.Module) -> None:
 def test_the_model_is_the_librarys(name, tmp_path):
     case = CASES[name]
     workspace = built(case, tmp_path)
-    entry, _ = workspace.fit()
+    entry = workspace.fit().entry
     everyone = list(range(case.n))
     model, gone = case.model(), []
     curvature = fitted(case, model, everyone)
@@ -160,7 +160,7 @@ def test_rows_of_batches_drop_the_curvature(tmp_path):
     erasure = ssse.erase(model, fitted(case, model, everyone), case.loss, batch(case, FIRST), **case.erase)
     assert_same(workspace, erasure.model)
     assert not (workspace.folder.current / "curvature").exists()
-    assert workspace.entries()[-2].details["after"]["curvature"] is None
+    assert workspace.log().entries[-2].details["after"]["curvature"] is None
     before = workspaces.snapshot(workspace.folder.path)
     assert "run `ssse fit`" in call_error("erase", workspace.folder.path, "--request", "b", "--ids", "0,21")
     assert workspaces.snapshot(workspace.folder.path) == before
@@ -210,7 +210,7 @@ def test_the_calibrated_scale_is_the_one_that_is_used(tmp_path):
     workspace.fit()
     model = case.model()
     curvature = fitted(case, model, list(range(case.n)))
-    entry = workspace.calibrate(ids=[str(place) for place in FIRST], options={"calibrate.method": "line_search"})
+    entry = workspace.calibrate(ids=[str(place) for place in FIRST], options={"calibrate.method": "line_search"}).entry
     stays = list(range(case.n))
     found = ssse.calibrate(
         model, curvature, case.loss, batch(case, FIRST), method="line_search", data=batch(case, stays)

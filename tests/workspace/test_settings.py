@@ -9,6 +9,7 @@ import pytest
 
 from ssse.cli import inspect as records
 from ssse.cli import requests
+from ssse.cli.options import assignment
 from ssse.errors import InvalidSetting
 from ssse.workspace import settings as toml
 from ssse.workspace import workspace as api
@@ -150,12 +151,12 @@ def test_this_file_knows_every_key():
 @pytest.mark.parametrize("key", VALUES)
 def test_every_key_can_be_set_and_comes_back(key):
     text, meant = VALUES[key]
-    settings = least().with_options(dict([toml.assignment(f"{key}={text}")]))
+    settings = least().with_options(dict([assignment(f"{key}={text}")]))
     assert found_in(settings, key) == meant
     assert type(found_in(settings, key)) is type(meant)
     assert found_in(settings, key) != found_in(least(), key)
     assert toml.parse(settings.to_toml().encode()) == settings
-    assert toml.check(settings.plain(), "The ledger") == settings
+    assert toml.check(settings.to_dict(), "The ledger") == settings
     assert set(toml.changes(least(), settings)) <= {key, "model.arguments.hidden", "model.arguments.bias"}
     assert toml.changes(least(), settings)
 
@@ -247,14 +248,14 @@ def test_several_mistakes_are_counted_once_each():
 @pytest.mark.parametrize("text", ["", "=", "fit", "fit=3", "=fit.rank", "rank=3"])
 def test_what_set_takes(text):
     with pytest.raises(InvalidSetting, match=r"--set takes SECTION\.KEY=VALUE"):
-        toml.assignment(text)
+        assignment(text)
 
 
 def test_what_set_reads():
-    assert toml.assignment("a.b= c = d ") == ("a.b", " c = d ")
-    assert toml.assignment("a.b=1\nc = 2") == ("a.b", "1\nc = 2")  # one value, not a page of settings
-    assert toml.assignment("a.b=" + "[" * 4000) == ("a.b", "[" * 4000)
-    assert toml.assignment(" a.b.c =[1, {d = 2}]") == ("a.b.c", [1, {"d": 2}])
+    assert assignment("a.b= c = d ") == ("a.b", " c = d ")
+    assert assignment("a.b=1\nc = 2") == ("a.b", "1\nc = 2")  # one value, not a page of settings
+    assert assignment("a.b=" + "[" * 4000) == ("a.b", "[" * 4000)
+    assert assignment(" a.b.c =[1, {d = 2}]") == ("a.b.c", [1, {"d": 2}])
 
 
 # Options of commands
@@ -327,20 +328,20 @@ def test_an_edited_file_is_written_down_by_the_next_command(tmp_path):
     assert call_json("erase", made.path, "--request", "a", "--ids", "s1", "--dry-run")["details"]["scale"] == 0.5
     answer = call_json("erase", made.path, "--request", "a", "--ids", "s1", "--set", "erase.residual=true")
     assert answer["details"]["scale"] == 0.5
-    configured = [entry for entry in made.workspace.entries() if entry.kind == "configured"]
+    configured = [entry for entry in made.workspace.log().entries if entry.kind == "configured"]
     assert [entry.details["changes"] for entry in configured] == [
         {"erase.old_weights": ["shred", "keep"], "erase.scale": [None, 0.5]}
     ]
     assert configured[0].seq + 1 == answer["entries"][0]["seq"]
-    assert configured[0].details["settings"] == made.workspace.settings().plain()
-    assert "erase.scale: None → 0.5" in call("log", made.path)[0].replace("\n", "")
+    assert configured[0].details["settings"] == made.workspace.settings().to_dict()
+    assert "erase.scale: not set → 0.5" in call("log", made.path)[0].replace("\n", "")
     assert call_json("verify", made.path)["ok"]
     path.write_text(path.read_text().replace("scale = 0.5\n", "# a remark\n"))
     call("evaluate", made.path)
-    configured = [entry for entry in made.workspace.entries() if entry.kind == "configured"]
+    configured = [entry for entry in made.workspace.log().entries if entry.kind == "configured"]
     assert [entry.details["changes"] for entry in configured[1:]] == [{"erase.scale": [0.5, None]}]
     call("erase", made.path, "--request", "b", "--ids", "s2")
-    assert sum(entry.kind == "configured" for entry in made.workspace.entries()) == 2
+    assert sum(entry.kind == "configured" for entry in made.workspace.log().entries) == 2
     assert "# a remark" in path.read_text()  # it is the user's file
 
 

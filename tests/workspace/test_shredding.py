@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ssse.workspace.record import folder as folders
-from ssse.workspace.record.transaction import holding
+from ssse.workspace.record.transaction import open_transaction
 from tests.support import workspaces
 
 OLD, STATE = "states/000002", "states/000004"  # fitted is entry 2, erased entry 4
@@ -26,7 +26,7 @@ def test_what_is_shredded_is_overwritten_before_it_is_unlinked(weights, curvatur
         os.link(state / name, linked[name])  # another name of the same bytes on the disk
     before = {name: path.read_bytes() for name, path in linked.items()}
     assert made.workspace.erase("r-1", ids=["s3"]).outcome == "erased"
-    sealed = made.workspace.entries()[-1].details
+    sealed = made.workspace.log().entries[-1].details
     for name, path in linked.items():
         policy = weights if name == "weights.safetensors" else curvature
         part = "old_weights" if name == "weights.safetensors" else "old_curvature"
@@ -53,8 +53,8 @@ def test_neither_samples_nor_labels_are_left_in_the_workspace(tmp_path):
     made = workspaces.make(tmp_path, n=24, p=4, fit__structure="dense")
     places = [3, 11]
     assert made.workspace.erase("r-1", forget=made.forget_file(places)).outcome == "erased"
-    with holding(made.workspace.folder, "report") as hold:  # a page of all that is known
-        hold.write_page(json.dumps([entry.plain() for entry in hold.ledger.entries()]))
+    with open_transaction(made.workspace.folder, "report") as transaction:  # a page of all that is known
+        transaction.write_page(json.dumps([entry.to_dict() for entry in transaction.ledger.entries()]))
     assert made.workspace.verify().ok
     inputs = made.x[places].numpy()
     rows = [row.tobytes() for row in inputs] + [row.astype("float32").tobytes() for row in inputs]
@@ -78,7 +78,7 @@ def test_no_entry_of_a_request_lists_labels_or_ids(tmp_path):
     made = workspaces.make(tmp_path, n=24, p=4)
     assert made.workspace.erase("r-1", ids=["s3", "s11", "s12"]).outcome == "erased"
     assert made.workspace.erase("r-2", ids=["s3", "s12"]).outcome == "refused"
-    of_requests = [entry for entry in made.workspace.entries() if entry.request is not None]
+    of_requests = [entry for entry in made.workspace.log().entries if entry.request is not None]
     assert [entry.kind for entry in of_requests] == ["received", "erased", "sealed", "received", "refused"]
     for entry in of_requests:
         lists = lists_in(entry.details)
@@ -100,10 +100,10 @@ def test_a_failing_shredder_is_not_called_a_success(tmp_path, monkeypatch):
         for _ in range(2):  # and again, as long as the disk is as it is
             with pytest.raises(OSError, match="Input/output error"):
                 workspace.erase("r-1", ids=["s5"])
-            assert [entry.kind for entry in workspace.entries()][-1] == "erased"
+            assert [entry.kind for entry in workspace.log().entries][-1] == "erased"
             assert workspace.verify().interrupted == "erase"
             assert (made.path / OLD / "weights.safetensors").exists()
     assert workspace.erase("r-1", ids=["s5"]).outcome == "repeated"
-    assert [entry.kind for entry in workspace.entries()][-1] == "sealed"
+    assert [entry.kind for entry in workspace.log().entries][-1] == "sealed"
     assert not (made.path / OLD).exists()
     assert workspace.verify().ok

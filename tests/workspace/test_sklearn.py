@@ -32,6 +32,7 @@ from ssse.errors import (
 from ssse.evaluation.table import Evaluation
 from ssse.intake.skops import read_skops
 from ssse.sklearn import Eraser
+from ssse.workspace.record.describe import number
 from tests.support.asking import call, call_error, call_json
 from tests.support.workspaces import snapshot
 from tests.workspace.test_kills import kill
@@ -131,11 +132,11 @@ def test_a_skops_model_from_the_first_command_to_the_last(tmp_path):
     assert np.array_equal(found.intercept_, expected.intercept_)
     assert found.classes_.tolist() == ["ant", "bee", "cow"]
     outcome = eraser.outcome_
-    assert f"distance from a refit  at most {outcome.distance_bound:.3g}" in text
+    assert f"distance from a refit  at most {number(outcome.distance_bound)}" in text
     assert f"The erased model: {made.ws}/current/model.skops" in text
     details = call_json("log", made.ws, "--request", "r")["entries"][1]["details"]
     assert (details["k"], details["n"], details["scale"], details["exact"]) == (3, N, 1.0, False)
-    assert details["epsilon"] == outcome.distance_bound == tried["details"]["epsilon"]
+    assert details["distance_bound"] == outcome.distance_bound == tried["details"]["distance_bound"]
     assert details["diagnostics"]["verdict"] == details["verdict"] == outcome.verdict
     assert details["structure"] == "dense"
     refit = logistic().fit(made.x[STAY], made.y[STAY])
@@ -283,11 +284,14 @@ def test_tables_are_read_as_scikit_learn_reads_them(tmp_path):
 
 
 def test_from_python(made):
-    workspace, seen = Workspace.init(made.ws, {"data.train": "../train.npz"}, made.home / "model.skops")
-    assert seen["samples"] == N
-    entry, now = workspace.fit()
-    assert now
-    assert entry.details["correction"] < 1e-6
+    created = Workspace.init(made.ws, {"data.train": "../train.npz"}, made.home / "model.skops")
+    workspace = created.workspace
+    assert created.seen["samples"] == N
+    assert created.entry.details["engine"] == "sklearn"
+    fitted = workspace.fit()
+    assert fitted.now
+    assert fitted.entry.details["correction"] < 1e-6
+    assert fitted.entry.details["engine"] == "sklearn"
     assert workspace.erase("r", forget=made.write("forget.npz", FORGET)).outcome == "erased"
     with pytest.raises(InvalidSetting, match="no ε to choose"):
         workspace.calibrate(ids=["s1"])

@@ -60,7 +60,7 @@ def test_threads_of_one_process(path):
         outcomes = [job.result().outcome for job in jobs]
     assert sorted(outcomes) == ["erased"] * 4 + ["repeated"] * 4
     assert Workspace(path).verify().ok
-    assert len(Workspace(path).entries()) == 2 + 3 * 4
+    assert len(Workspace(path).log().entries) == 2 + 3 * 4
 
 
 def test_told_to_wait_or_not(path):
@@ -74,14 +74,14 @@ def test_told_to_wait_or_not(path):
             done = CliRunner().invoke(app, [command[0], str(path), *command[1:], "--no-wait"])
             assert done.exit_code == 5, done.output
             assert "Another ssse command is at work" in done.stderr
-        assert [entry.kind for entry in Workspace(path).entries()] == ["created", "fitted"]  # to read is allowed
+        assert [entry.kind for entry in Workspace(path).log().entries] == ["created", "fitted"]  # to read is allowed
         waiting = threading.Thread(target=patient.erase, args=("r-1",), kwargs={"ids": ["s1"]})
         waiting.start()
         until(lambda: said != [])
-        assert len(Workspace(path).entries()) == 2
+        assert len(Workspace(path).log().entries) == 2
     waiting.join()
     assert len(said) == 1
-    assert [entry.kind for entry in Workspace(path).entries()][2:] == ["received", "erased", "sealed"]
+    assert [entry.kind for entry in Workspace(path).log().entries][2:] == ["received", "erased", "sealed"]
 
 
 def until(holds, seconds: float = 30.0) -> None:
@@ -104,7 +104,7 @@ def test_a_reader_in_the_middle_of_reading_is_waited_for(path):
         assert reader.execute("SELECT count(*) FROM entries").fetchall() == [(2,)]
         writer = threading.Thread(target=Workspace(path).erase, args=("r-1",), kwargs={"ids": ["s1"]})
         writer.start()
-        until(lambda: len(Workspace(path).entries()) == 5)  # all is written, and not yet in the one file
+        until(lambda: len(Workspace(path).log().entries) == 5)  # all is written, and not yet in the one file
         assert reader.execute("SELECT count(*) FROM entries").fetchall() == [(2,)]  # what it began with
         reader.execute("COMMIT")
         writer.join()
@@ -135,7 +135,7 @@ def test_who_reads_after_a_kill_does_not_disturb_who_verifies(path, monkeypatch)
     def copy(source: Path, target: Path) -> Path:
         done = copyfile(source, target)
         if Path(source).name == ledgers.FILE and not read:
-            read.append(len(Workspace(path).entries()))  # between the file and its log
+            read.append(len(Workspace(path).log().entries))  # between the file and its log
         return done
 
     command = [sys.executable, "-c", KILLED, str(path)]
@@ -150,8 +150,8 @@ def test_who_reads_after_a_kill_does_not_disturb_who_verifies(path, monkeypatch)
 
 KILLED = """
 import os, signal, sys
-from ssse.workspace.record.transaction import Hold
+from ssse.workspace.record.transaction import Transaction
 from ssse.workspace.workspace import Workspace
-Hold._retire = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+Transaction._retire = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 Workspace(sys.argv[1]).erase("r-1", ids=["s1"])
 """

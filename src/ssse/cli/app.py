@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from ssse.cli import demo, inspect, reproduce, requests
-from ssse.cli.console import EXIT_CODES, complain_of_usage
+from ssse.cli.console import EXIT_CODES, complain_of_usage, refuse_nul
 from ssse.system.version import __version__
 
 USAGE: Any = typer.BadParameter.__mro__[1]  # click's UsageError, which typer brings along under changing names
@@ -24,9 +24,12 @@ class Commands(TyperGroup):
             return super().main(args, *rest, standalone_mode=False, **extra)
         words = sys.argv[1:] if args is None else list(args)
         try:
+            refuse_nul(words)
             code = super().main(args, *rest, standalone_mode=False, **extra)
         except USAGE as error:
             code = complain_of_usage(error, words)
+        except typer.Exit as done:
+            code = done.exit_code
         sys.exit(code if isinstance(code, int) else 0)
 
 

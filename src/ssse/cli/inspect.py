@@ -15,7 +15,6 @@ from ssse.cli.console import (
     failures_in_one_line,
     in_one_line,
 )
-from ssse.cli.messages import distance
 from ssse.cli.options import (
     STOPPED,
     Forget,
@@ -27,8 +26,8 @@ from ssse.cli.options import (
     Where,
     given,
     only,
+    open_workspace,
 )
-from ssse.errors import InvalidSetting
 
 if TYPE_CHECKING:
     from ssse.workspace.record.ledger import Entry
@@ -62,9 +61,7 @@ def evaluate(
     """Measure the current model against the original and retrained ones; the table goes into the ledger."""
     screen = Screen(as_json, quiet, verbose)
     with failures_in_one_line(STOPPED, as_json), screen.alone():
-        from ssse.workspace.workspace import Workspace
-
-        entry, found = Workspace(workspace, wait=not no_wait, progress=screen.progress, say=screen.aside).evaluate(
+        evaluated = open_workspace(workspace, screen, no_wait).evaluate(
             test=test,
             retrained=retrained or [],
             original=original,
@@ -72,12 +69,13 @@ def evaluate(
             requests=request or [],
             options=given(settings, evaluate__same=same),
         )
-        screen.result({"entry": entry.plain()})
-        gap = found["erased", "mean_gap"] if retrained else None
+        screen.result(evaluated.to_dict())
+        table = evaluated.table
+        gap = table["erased", "mean_gap"] if retrained else None
         near = "" if gap is None else f" Mean accuracy gap to the retrained: {gap:.2f} points."
-        screen.headline(f"Measured on {counted(found.counts['forgotten'], 'erased sample')}.{near}")
-        screen.tell(found, markup=True)
-        for note in entry.details["notes"]:
+        screen.headline(f"Measured on {counted(table.counts['forgotten'], 'erased sample')}.{near}")
+        screen.tell(table, markup=True)
+        for note in evaluated.entry.details["notes"]:
             screen.tell(f"  note: {note}")
 
 
@@ -94,11 +92,9 @@ def report(
     """Check the workspace and write one self-contained page about it."""
     screen = Screen(as_json, quiet, verbose)
     with failures_in_one_line(STOPPED, as_json), screen.alone():
-        from ssse.workspace.commands.report import write_page
-        from ssse.workspace.record.folder import Folder
-
-        page = write_page(Folder(workspace), output, wait=not no_wait)
-        screen.result({"page": str(page)})
+        reported = open_workspace(workspace, screen, no_wait).report(output)
+        page = reported.page
+        screen.result(reported.to_dict())
         screen.detail(f"Ledger, weights and curvature are as they were written; {page.stat().st_size:,} bytes.")
         if not as_json:
             print(page if quiet else f"The page: {page}")  # not by rich, which would break a long path
@@ -114,33 +110,19 @@ def log(
     """The ledger, entry by entry."""
     screen = Screen(as_json, quiet, verbose)
     with failures_in_one_line(STOPPED, as_json), screen.alone():
-        from ssse.workspace.record.folder import Folder
-
-        with Folder(workspace).read() as ledger:
-            if request is None:
-                entries = list(ledger.entries())
-            else:  # an id that could never have been given is not even looked for
-                entries = ledger.of_request(request) if request.isprintable() else []
-            pending, last = ledger.pending(), ledger.last()
-        if request is not None and not entries:
-            raise InvalidSetting(f"There is no request '{request}' in the ledger.")
-        head = last.hash if last else ""
-        screen.result({"entries": [_shown(entry.plain()) for entry in entries], "head": head, "pending": pending})
+        shown = open_workspace(workspace, screen).log(request)
+        entries, plain = shown.entries, shown.to_dict()
+        screen.result(plain)
         if not (quiet or as_json):
             screen.tell(_log_table(entries))
         if request is not None or verbose:
-            for entry in entries:
+            for entry, body in zip(entries, plain["entries"], strict=True):
                 screen.tell(f"Entry {entry.seq}, {entry.kind}, {entry.time}, {entry.hash}")
-                screen.tell(json.dumps(_shown(entry.plain())["details"], indent=1, ensure_ascii=False))
-        for waiting in pending:
+                screen.tell(json.dumps(body["details"], indent=1, ensure_ascii=False))
+        for waiting in shown.pending:
             screen.tell(f"Request '{waiting}' was received and is not finished; the same command finishes it.")
         number = f"{len(entries):,} {'entry' if len(entries) == 1 else 'entries'}"
-        screen.headline(f"{number}; head {head}")
-
-
-def _shown(entry: dict[str, Any]) -> dict[str, Any]:
-    """Without the salt: who has it and a sample could find out whether that was erased."""
-    return {**entry, "details": {key: value for key, value in entry["details"].items() if key != "salt"}}
+        screen.headline(f"{number}; head {shown.head}")
 
 
 def _log_table(entries: list[Entry]) -> Any:
@@ -154,8 +136,8 @@ def _log_table(entries: list[Entry]) -> Any:
     for title in ("entry", "time, UTC", "what", "request", "about", "hash"):
         lines.add_column(title, no_wrap=title not in ("request", "about"), overflow="fold")
     for entry in entries:
-        cells = (entry.time[:16].replace("T", " "), entry.kind, entry.request or "", about(entry), entry.hash[:8])
-        lines.add_row(str(entry.seq), *cells)
+        time, said = entry.time[:16].replace("T", " "), _line(entry)
+        lines.add_row(str(entry.seq), time, entry.kind, entry.request or "", said, entry.hash[:8])
     return lines
 
 
@@ -169,43 +151,14 @@ def _log_lines(entries: list[Entry]) -> Any:
     for entry in entries:
         whose = f", request '{entry.request}'" if entry.request else ""
         lines.add_row(str(entry.seq), f"{entry.time[:16].replace('T', ' ')} {entry.kind}{whose}")
-        lines.add_row("", about(entry))
+        lines.add_row("", _line(entry))
     return lines
 
 
-def about(entry: Entry) -> str:
-    """An entry in a few words."""
-    found = entry.details
-    match entry.kind:
-        case "created":
-            return f"{found['model']['factory']}, {found['model']['parameters']:,} parameters"
-        case "configured":
-            return ", ".join(f"{key}: {old} → {new}" for key, (old, new) in found["changes"].items())
-        case "fitted":
-            if "correction" in found:
-                return f"n = {found['n']:,}, sums over the samples, loss {found['loss']}"
-            return f"n = {found['n']:,}, {found['structure']}, {found['rows']} rows, λ = {found['damping']:.3g}"
-        case "calibrated":
-            return f"ε = {found['scale']:.4g}, λ = {found['damping']:.3g}, by {found['method']}"
-        case "received":
-            already = sum(found["already"].values())
-            return counted(found["asked"], "sample") + (f", {already} of them erased already" if already else "")
-        case "erased":
-            if "epsilon" in found:
-                return f"k = {found['k']}, distance from a refit: {distance(found)}; verdict {found['verdict']}"
-            return f"k = {found['k']}, ε = {found['scale']:.4g}; verdict {found['verdict']}"
-        case "sealed":
-            same = found["old_weights"] == found["old_curvature"]
-            return (
-                f"old weights and curvature {found['old_weights']}"
-                if same
-                else f"old weights {found['old_weights']}, old curvature {found['old_curvature']}"
-            )
-        case "refused":
-            return found["reason"]
-        case "evaluated":
-            return f"S of {counted(len(found['of']), 'request')}"
-    return ""
+def _line(entry: Entry) -> str:
+    from ssse.workspace.record.describe import describe
+
+    return describe(entry.kind, entry.details)
 
 
 def verify(
@@ -221,26 +174,18 @@ def verify(
     """Check every byte of ledger, weights and curvature. Reads only."""
     screen = Screen(as_json, quiet, verbose)
     with failures_in_one_line("Stopped.", as_json):
-        from ssse.workspace.commands.verify import verify as check
-        from ssse.workspace.record.folder import Folder
-
-        found = check(
-            Folder(workspace),
-            head=head,
-            wait=not no_wait,
-            waiting=lambda: screen.aside(f"Another ssse command is at work in '{workspace}'; waiting for it."),
-        )
-        screen.result(found.plain())
-        for name, what in found.damages:
+        verification = open_workspace(workspace, screen, no_wait).verify(head)
+        screen.result(verification.to_dict())
+        for name, what in verification.damages:
             screen.headline(in_one_line(f"{name}: {what}"))
-        for note in found.notes:
+        for note in verification.notes:
             screen.tell(in_one_line(f"note: {note}"))
-        if not found.ok:
-            number = counted(len(found.damages), "damage")
-            screen.headline(f"Damaged: {number} in {counted(found.files, 'file')} that were checked.")
+        if not verification.ok:
+            number = counted(len(verification.damages), "damage")
+            screen.headline(f"Damaged: {number} in {counted(verification.files, 'file')} that were checked.")
             raise typer.Exit(DAMAGED)
-        entries = f"{found.entries:,} {'entry' if found.entries == 1 else 'entries'}"
-        screen.headline(f"All is as it was written: {entries}, {counted(found.files, 'file')}.")
-        screen.detail("\n".join(found.checked))
-        screen.tell(f"head  {found.head}")  # in one piece, whatever the terminal's width
+        entries = f"{verification.entries:,} {'entry' if verification.entries == 1 else 'entries'}"
+        screen.headline(f"All is as it was written: {entries}, {counted(verification.files, 'file')}.")
+        screen.detail("\n".join(verification.checked))
+        screen.tell(f"head  {verification.head}")  # in one piece, whatever the terminal's width
         screen.tell("Keep the head elsewhere: verify --head HASH then finds out whether all was written anew.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FAR_FROM_THE_MINIMUM = 0.05  # of ‖θ‖; from there on every verdict is caution
 
 
-def made(screen: Screen, workspace: Path, data: str, settings: Settings, seen: dict[str, Any]) -> None:
+def created(screen: Screen, workspace: Path, data: str, settings: Settings, seen: dict[str, Any]) -> None:
     has_ids = "with ids" if seen["has_ids"] else "without ids"
     samples = f"{data}: {counted(seen['samples'], 'sample')}, {has_ids}"
     first = f"over the first {counted(seen['first'], 'sample')}"
@@ -58,57 +58,59 @@ def made(screen: Screen, workspace: Path, data: str, settings: Settings, seen: d
         screen.tell("No weight decay was given: it is taken to be 0. A wrong one makes every step wrong.")
 
 
-def fitted(screen: Screen, workspace: Path, found: dict[str, Any]) -> None:
-    of_estimator = "correction" in found
+def fitted(screen: Screen, workspace: Path, details: dict[str, Any]) -> None:
+    sklearn = details["engine"] == "sklearn"
     screen.tell(
         facts(
-            **_estimator_fitted(found) if of_estimator else _module_fitted(found),
-            left_out=f"{counted(found['excluded'], 'erased sample')} still in the data" if found["excluded"] else None,
-            dropped=f"ε = {found['dropped']:.4g}, which was calibrated before: calibrate anew, or it is 1"
-            if found["dropped"]
+            **_estimator_fitted(details) if sklearn else _module_fitted(details),
+            left_out=f"{counted(details['excluded'], 'erased sample')} still in the data"
+            if details["excluded"]
+            else None,
+            dropped=f"ε = {details['dropped']:.4g}, which was calibrated before: calibrate anew, or it is 1"
+            if details["dropped"]
             else None,
             next=f"ssse erase {workspace} --request ID --forget FILE",
         )
     )
-    if of_estimator and (found["correction"] or 0) > FAR_FROM_THE_MINIMUM:
+    if sklearn and (details["correction"] or 0) > FAR_FROM_THE_MINIMUM:
         screen.tell(
             "The estimator is not at the minimum of its objective on this data: every request will correct for that "
             "too, and none will be vouched for. Was it trained on exactly this data, without sample weights?"
         )
 
 
-def _module_fitted(found: dict[str, Any]) -> dict[str, Any]:
-    norm = found["gradient_norm"]
+def _module_fitted(details: dict[str, Any]) -> dict[str, Any]:
+    norm = details["gradient_norm"]
     return {
-        "curvature": f"{found['structure']}, {found['rows']} rows; λ = {found['damping']:.3g}, "
-        f"w = {found['weight_decay']:.3g}",
-        "mean_loss": f"{found['mean_loss']:.4g}",
+        "curvature": f"{details['structure']}, {details['rows']} rows; λ = {details['damping']:.3g}, "
+        f"w = {details['weight_decay']:.3g}",
+        "mean_loss": f"{details['mean_loss']:.4g}",
         "‖∇L(θ*)‖": None if norm is None else f"{norm:.3g} (0 = trained to the end)",
     }
 
 
-def _estimator_fitted(found: dict[str, Any]) -> dict[str, Any]:
-    away, bound = found["correction"], found["epsilon"]
-    proved = "" if bound is None or found["exact"] else f"; proved: at most {bound:.2g}"
+def _estimator_fitted(details: dict[str, Any]) -> dict[str, Any]:
+    away, bound = details["correction"], details["distance_bound"]
+    proved = "" if bound is None or details["exact"] else f"; proved: at most {bound:.2g}"
     return {
-        "curvature": f"sums over the samples; loss {found['loss']}",
+        "curvature": f"sums over the samples; loss {details['loss']}",
         "from_its_minimum": None if away is None else f"{away:.2g} of ‖θ‖ (0 = trained to the end){proved}",
     }
 
 
-def curve(found: dict[str, Any], chosen: float) -> Any:
+def curve(scan: dict[str, Any], chosen: float) -> Any:
     """A dozen points of it; the page has all."""
-    name = found["ratio_name"]
-    columns = {"ε": found["scales"]}
-    if found["ratio"] is not None:
-        columns[name] = found["ratio"]
-    if found["divergence"] is not None:
-        columns["KL"] = found["divergence"]
-    if found["recognised"] is not None:
-        columns["recognised"] = found["recognised"]
-    if found["attack"] is not None:
-        columns["attack"] = found["attack"]
-    scales = found["scales"]
+    name = scan["ratio_name"]
+    columns = {"ε": scan["scales"]}
+    if scan["ratio"] is not None:
+        columns[name] = scan["ratio"]
+    if scan["divergence"] is not None:
+        columns["KL"] = scan["divergence"]
+    if scan["recognised"] is not None:
+        columns["recognised"] = scan["recognised"]
+    if scan["attack"] is not None:
+        columns["attack"] = scan["attack"]
+    scales = scan["scales"]
     nearest = min(range(len(scales)), key=lambda i: abs(scales[i] - chosen))
     step = max(1, len(scales) // 12)
     lines = table(**{key: max(8, len(key)) for key in columns}, chosen=6)
@@ -118,40 +120,35 @@ def curve(found: dict[str, Any], chosen: float) -> Any:
     return lines
 
 
-def erased(screen: Screen, workspace: Path, request: str, found: dict[str, Any], dry_run: bool) -> None:
-    seen = found["diagnostics"]
+def erased(screen: Screen, workspace: Path, request: str, details: dict[str, Any], dry_run: bool) -> None:
+    from ssse.workspace.record.describe import distance_from_refit
+
+    seen = details["diagnostics"]
     done = "Would erase" if dry_run else "Erased"
-    of = f"{found['k']:,} of {counted(found['n'], 'sample')} (request '{request}')"
-    screen.headline(f"{done} {of}. Verdict: {found['verdict']}.")
+    of = f"{details['k']:,} of {counted(details['n'], 'sample')} (request '{request}')"
+    screen.headline(f"{done} {of}. Verdict: {details['verdict']}.")
     for reason in seen["reasons"]:
         screen.tell(f"  because {reason}")
     moved = None if seen["relative_step"] is None else f"{seen['relative_step']:.3g} of ‖θ‖"
-    of_estimator = "epsilon" in found
+    sklearn = details["engine"] == "sklearn"
     screen.tell(
         facts(
-            step=moved if of_estimator else f"ε = {found['scale']:.4g}, λ = {found['damping']:.3g}; {moved}",
-            distance_from_a_refit=distance(found) if of_estimator else None,
+            step=moved if sklearn else f"ε = {details['scale']:.4g}, λ = {details['damping']:.3g}; {moved}",
+            distance_from_a_refit=distance_from_refit(details) if sklearn else None,
             loss_on_them=None if moved is None else f"{seen['loss_before']:.4g} → {seen['loss_after']:.4g}",
             largest_leverage=None if seen["leverage_max"] is None else f"{seen['leverage_max']:.3g} (below 1)",
         )
     )
     if not dry_run:
-        old, new = (found[moment]["weights"][:12] for moment in ("before", "after"))
-        fate = "kept" if found["old"]["weights"] == "keep" else "shredded"
-        name = next(name for name in found["files"] if not name.startswith("curvature/"))
+        old, new = (details[moment]["weights"][:12] for moment in ("before", "after"))
+        fate = "kept" if details["old"]["weights"] == "keep" else "shredded"
+        name = next(name for name in details["files"] if not name.startswith("curvature/"))
         screen.tell(facts(before=f"weights {old}, {fate}", now=f"weights {new}"))
         screen.tell(f"The erased model: {workspace}/current/{name}")
         screen.tell("Serve a copy of it: the next request shreds the file.")
     for note in seen["notes"]:
         screen.detail(f"note: {note}")
-    if found.get("curvature_dropped"):
+    if details.get("curvature_dropped"):
         screen.tell(f"The curvature was dropped: rows of mini-batches cannot be separated. Next: ssse fit {workspace}")
     if dry_run:
         screen.tell("Nothing was written.")
-
-
-def distance(found: dict[str, Any]) -> str:
-    """How far coefficients and intercepts are from those of a refit."""
-    if found["exact"]:
-        return "rounding"
-    return "not proved" if found["epsilon"] is None else f"at most {found['epsilon']:.3g}"

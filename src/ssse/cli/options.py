@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ssse.cli.console import Screen
 from ssse.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from ssse.workspace.workspace import Workspace
 
 STOPPED = "Stopped; the workspace is whole. The same command does it again, or finishes it."
 
@@ -31,10 +35,14 @@ Ids = Annotated[
 ]
 
 
+def open_workspace(path: Path, screen: Screen, no_wait: bool = False) -> Workspace:
+    from ssse.workspace.workspace import Workspace
+
+    return Workspace(path, wait=not no_wait, progress=screen.progress, say=screen.aside)
+
+
 def given(settings: list[str] | None, **options: Any) -> dict[str, Any]:
     """Options by "section.key"; a double underscore stands for the point. --set comes first, so an option wins."""
-    from ssse.workspace.settings import assignment
-
     named = {name.replace("__", "."): value for name, value in options.items() if value is not None}
     return dict(map(assignment, settings or [])) | named
 
@@ -68,8 +76,8 @@ def words(text: str | None) -> list[str] | None:
 
 
 def one_or_several(text: str | None) -> str | list[str] | None:
-    found = words(text)
-    return found[0] if found is not None and len(found) == 1 else found
+    several = words(text)
+    return several[0] if several is not None and len(several) == 1 else several
 
 
 def numbers(text: str | None, name: str) -> list[float] | None:
@@ -77,3 +85,34 @@ def numbers(text: str | None, name: str) -> list[float] | None:
         return None if text is None else [float(part) for part in words(text) or []]
     except ValueError:
         raise InvalidSetting(f"{name} takes numbers separated by commas, not {text!r}.") from None
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """One `--set section.key=value`."""
+    key, equals, value = text.partition("=")
+    if not equals or key.count(".") < 1:
+        raise InvalidSetting(f"--set takes SECTION.KEY=VALUE, for instance fit.rank=100, not {_quoted(text)}.")
+    return key.strip(), _value(value)
+
+
+def factory_argument(text: str) -> tuple[str, Any]:
+    """One `--argument name=value` of the model's factory."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip().isidentifier():
+        raise InvalidSetting(f"--argument takes NAME=VALUE, for instance hidden=100, not {_quoted(text)}.")
+    return f"model.arguments.{name.strip()}", _value(value)
+
+
+def _value(text: str) -> Any:
+    """As TOML would read it, or the plain text that it is."""
+    import tomllib
+
+    try:
+        read = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    return read["value"] if len(read) == 1 else text  # several lines are several settings, and none of ours
+
+
+def _quoted(text: str) -> str:
+    return repr(text) if len(repr(text)) <= 60 else repr(text)[:57] + "…"

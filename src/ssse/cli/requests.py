@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from ssse.cli import messages as telling
+from ssse.cli import messages
 from ssse.cli.console import (
     REFUSED,
     Screen,
@@ -25,11 +25,13 @@ from ssse.cli.options import (
     Set,
     Verbose,
     Where,
+    factory_argument,
     given,
     listed,
     numbers,
     one_or_several,
     only,
+    open_workspace,
     words,
 )
 from ssse.erasure.policy import Policy
@@ -109,9 +111,9 @@ def init(
     with failures_in_one_line("Stopped; nothing was written.", as_json), screen.alone():
         from ssse.workspace import settings as toml
 
-        chosen = given(
+        options = given(
             settings,
-            **dict(map(toml.argument, argument or [])),
+            **dict(map(factory_argument, argument or [])),
             model__factory=model,
             model__loss=loss,
             model__device=device,
@@ -130,14 +132,16 @@ def init(
             erase__old_weights=old_weights,
             erase__old_curvature=old_curvature,
         )
-        made = toml.from_options({"model.search": toml.relative(".", workspace), **chosen})
+        chosen = toml.from_options({"model.search": toml.relative(".", workspace), **options})
         from ssse.workspace.workspace import Workspace
 
-        _, seen = Workspace.init(workspace, made, weights)
-        screen.result({"workspace": str(workspace), **seen})
+        created = Workspace.init(workspace, chosen, weights)
+        screen.result(created.to_dict())
         screen.headline(f"Made the workspace {workspace}.")
-        telling.made(screen, workspace, data, made, seen)
-        screen.detail(facts(settings=workspace / toml.FILE, code=f"from {toml.absolute(made.model.search, workspace)}"))
+        messages.created(screen, workspace, data, chosen, created.seen)
+        screen.detail(
+            facts(settings=workspace / toml.FILE, code=f"from {toml.absolute(chosen.model.search, workspace)}")
+        )
 
 
 def _seen_from(workspace: Path, data: str) -> str:
@@ -164,18 +168,17 @@ def fit(
     screen = Screen(as_json, quiet, verbose)
     with failures_in_one_line(STOPPED, as_json), screen.alone():
         options = given(settings, fit__damping=damping, fit__rows=rows, fit__structure=structure)
-        entry, now = _open(workspace, screen, no_wait).fit(options, again=again)
-        found = entry.details
-        screen.result({"fitted": now, "entry": entry.plain()})
-        if not now:
-            screen.headline(f"Fitted already, on {entry.time}; --again fits anew on the data that remains.")
+        fitted = open_workspace(workspace, screen, no_wait).fit(options, again=again)
+        details = fitted.entry.details
+        screen.result(fitted.to_dict())
+        if not fitted.now:
+            screen.headline(f"Fitted already, on {fitted.entry.time}; --again fits anew on the data that remains.")
             return
-        what = f"{counted(found['n'], 'sample')}, {counted(found['d'], 'parameter')}"
-        screen.headline(f"Fitted {what} in {found['seconds']:.1f} s.")
-        telling.fitted(screen, workspace, found)
-        for note in found["notes"]:
-            if not note.startswith(("Chosen:", "Why:")):  # was said before the work began
-                screen.detail(f"note: {note}")
+        what = f"{counted(details['n'], 'sample')}, {counted(details['d'], 'parameter')}"
+        screen.headline(f"Fitted {what} in {details['seconds']:.1f} s.")
+        messages.fitted(screen, workspace, details)
+        for note in details["notes"]:
+            screen.detail(f"note: {note}")
 
 
 def calibrate(
@@ -206,17 +209,17 @@ def calibrate(
             calibrate__scales=numbers(scales, "--scales"),
             calibrate__dampings=numbers(dampings, "--dampings"),
         )
-        entry = _open(workspace, screen, no_wait).calibrate(
+        calibrated = open_workspace(workspace, screen, no_wait).calibrate(
             forget=only(forget), ids=listed(ids), retrained=retrained, held_out=held_out, options=options
         )
-        found = entry.details
-        screen.result({"entry": entry.plain()})
-        screen.headline(f"ε = {found['scale']:.4g}, λ = {found['damping']:.3g}; stored with the curvature.")
-        screen.tell(facts(by=found["method"], because=found["reason"], samples=found["k"]))
-        if found["replaces"]:
-            screen.tell(f"It replaces ε = {found['replaces']['scale']:.4g}, {found['replaces']['source']}.")
-        if found["curve"]:
-            screen.tell(telling.curve(found["curve"], found["scale"]))
+        details = calibrated.entry.details
+        screen.result(calibrated.to_dict())
+        screen.headline(f"ε = {details['scale']:.4g}, λ = {details['damping']:.3g}; stored with the curvature.")
+        screen.tell(facts(by=details["method"], because=details["reason"], samples=details["k"]))
+        if details["replaces"]:
+            screen.tell(f"It replaces ε = {details['replaces']['scale']:.4g}, {details['replaces']['source']}.")
+        if details["curve"]:
+            screen.tell(messages.curve(details["curve"], details["scale"]))
 
 
 def erase(
@@ -251,26 +254,19 @@ def erase(
             erase__old_weights=old_weights,
             erase__old_curvature=old_curvature,
         )
-        answer = _open(workspace, screen, no_wait).erase(
+        erased = open_workspace(workspace, screen, no_wait).erase(
             request, forget=only(forget), ids=listed(ids), options=options, dry_run=dry_run
         )
-        plain = {"request": request, "outcome": answer.outcome, "reason": answer.reason, "already": answer.already}
-        screen.result({**plain, "details": answer.details, "entries": [entry.plain() for entry in answer.entries]})
-        if answer.outcome == "repeated":
-            screen.headline(answer.reason)
+        screen.result(erased.to_dict())
+        if erased.outcome == "repeated":
+            screen.headline(erased.reason)
             return
-        if answer.outcome == "refused":
-            screen.headline(f"Refused: {answer.reason}")
+        if erased.outcome == "refused":
+            screen.headline(f"Refused: {erased.reason}")
             screen.tell("Nothing was written." if dry_run else "The model is as it was. The refusal is in the ledger.")
             raise typer.Exit(REFUSED)
-        for other, count in answer.already.items():
+        for other, count in erased.already.items():
             which = "sample was" if count == 1 else "samples were"
-            left = "would be left out" if dry_run else "left out"
-            screen.tell(f"{count:,} {which} erased already, by request '{other}'; {left}.")
-        telling.erased(screen, workspace, request, answer.details, dry_run)
-
-
-def _open(workspace: Path, screen: Screen, no_wait: bool) -> Any:
-    from ssse.workspace.workspace import Workspace
-
-    return Workspace(workspace, wait=not no_wait, progress=screen.progress, say=screen.aside)
+            fate = "would be left out" if dry_run else "left out"
+            screen.tell(f"{count:,} {which} erased already, by request '{other}'; {fate}.")
+        messages.erased(screen, workspace, request, erased.details, dry_run)

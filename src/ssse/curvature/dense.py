@@ -48,6 +48,7 @@ class DenseStructure(Structure):
     """M, block-diagonal. Exact where one block covers all of θ, or where the blocks do not interact."""
 
     kind = "dense"
+    holds = "sums over all training samples"
 
     def __init__(self, blocks: Sequence[Block], grams: Sequence[DampedGram], ridge: float):
         self.blocks = tuple(blocks)

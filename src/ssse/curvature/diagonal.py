@@ -30,6 +30,7 @@ class DiagonalStructure(Structure):
 
     kind = "diagonal"
     complete = False
+    holds = "one number for each weight: only a part of the curvature, meant for comparison"
 
     def __init__(self, squares: Tensor, ridge: float):
         self.squares = squares

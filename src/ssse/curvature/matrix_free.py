@@ -29,6 +29,9 @@ class MatrixFreeStructure(Structure):
 
     kind = "matrix_free"
     reads_data = True
+    holds = "nothing but a rough summary; every request reads the training data again"
+    holds_after_erasure = "a preconditioner at most, from which the forgotten samples were subtracted"
+    keeps_remainder = False
 
     def __init__(
         self,

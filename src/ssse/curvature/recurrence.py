@@ -54,6 +54,7 @@ def rank_one_update(inverse: Tensor, g: Tensor, n: float) -> None:
 
 class RecurrenceStructure(Structure):
     kind = "recurrence"
+    holds = "the published recurrence, word for word: meant as a reference"
 
     def __init__(self, blocks: Sequence[Block], inverses: Sequence[Tensor], n: int, ridge: float):
         self.blocks, self.inverses, self.n, self.ridge = tuple(blocks), tuple(inverses), n, ridge

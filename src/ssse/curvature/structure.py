@@ -56,6 +56,11 @@ class Structure(ABC):
     complete: ClassVar[bool] = True
     blocks: tuple[Block, ...] = ()
     ridge: float
+    # What is stored, in words for somebody who has to answer for it: after a fit, and after an erasure. Written into
+    # the ledger, so that nobody else has to know.
+    holds: ClassVar[str]
+    holds_after_erasure: ClassVar[str] = "sums over the samples, from which the forgotten ones were subtracted"
+    keeps_remainder: ClassVar[bool] = True  # rows are subtracted as they are at the current model, not as they were
 
     @abstractmethod
     def solve(self, v: Tensor) -> Tensor:

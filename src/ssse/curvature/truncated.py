@@ -60,6 +60,8 @@ class TruncatedStructure(Structure):
 
     kind = "truncated"
     complete = False
+    holds = "the strongest directions of the samples' rows, and the curvature in them"
+    holds_after_erasure = "the leading directions of all samples; the forgotten ones were subtracted inside them"
 
     def __init__(self, basis: Tensor, core: DampedGram, ridge: float):
         self.basis, self.core, self.ridge = basis, core, ridge

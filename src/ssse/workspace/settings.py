@@ -80,6 +80,10 @@ class Model(Section):
     loss: Text = "cross_entropy"
     device: Text = "auto"
 
+    def identity(self) -> dict[str, Any]:
+        """What makes the function that the weights are of."""
+        return self.model_dump(mode="json", include={"factory", "arguments", "loss"})
+
     @property
     def is_estimator(self) -> bool:
         """Of scikit-learn, and not of torch: here that is decided, for all commands."""
@@ -154,19 +158,19 @@ class Settings(Section):
     erase: Erase = Erase()
     evaluate: Evaluate = Evaluate()
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As TOML and JSON write it; what was not set and has no default is left out."""
         return self.model_dump(mode="json", exclude_none=True)
 
     def to_toml(self) -> str:
-        return HEADER + tomli_w.dumps(self.plain())
+        return HEADER + tomli_w.dumps(self.to_dict())
 
     def with_options(self, options: Mapping[str, Any]) -> Settings:
         """`options`: "section.key" → value; None means that it was not given."""
         given = {key: value for key, value in options.items() if value is not None}
         if not given:
             return self
-        plain = self.plain()
+        plain = self.to_dict()
         for key, value in given.items():
             _put(plain, key, value)
         return check(plain, "The command line")
@@ -203,34 +207,9 @@ def from_options(options: Mapping[str, Any]) -> Settings:
     return check(plain, "The command line")
 
 
-def assignment(text: str) -> tuple[str, Any]:
-    """One `--set section.key=value`."""
-    key, equals, value = text.partition("=")
-    if not equals or key.count(".") < 1:
-        raise InvalidSetting(f"--set takes SECTION.KEY=VALUE, for instance fit.rank=100, not {_short(text)}.")
-    return key.strip(), _value(value)
-
-
-def argument(text: str) -> tuple[str, Any]:
-    """One `--argument name=value` of the model's factory."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip().isidentifier():
-        raise InvalidSetting(f"--argument takes NAME=VALUE, for instance hidden=100, not {_short(text)}.")
-    return f"model.arguments.{name.strip()}", _value(value)
-
-
-def _value(text: str) -> Any:
-    """As TOML would read it, or the plain text that it is."""
-    try:
-        read = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        return text
-    return read["value"] if len(read) == 1 else text  # several lines are several settings, and none of ours
-
-
 def changes(before: Settings, after: Settings) -> dict[str, list[Any]]:
     """What differs, as "section.key": [old, new]."""
-    old, new = (_flat(settings.plain()) for settings in (before, after))
+    old, new = (_flat(settings.to_dict()) for settings in (before, after))
     return {key: [old.get(key), new.get(key)] for key in sorted({*old, *new}) if old.get(key) != new.get(key)}
 
 

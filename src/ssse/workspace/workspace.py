@@ -5,20 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ssse.errors import InvalidSetting
 from ssse.workspace import settings as toml
-from ssse.workspace.commands.verify import Verification, verify
+from ssse.workspace.commands.log import read_log
+from ssse.workspace.commands.verify import verify
 from ssse.workspace.record.folder import Folder
 from ssse.workspace.record.ledger import Entry
-from ssse.workspace.record.transaction import Hold, holding
+from ssse.workspace.record.transaction import Transaction, open_transaction
+from ssse.workspace.results import (
+    Calibrated,
+    CommandResult,
+    Erased,
+    Evaluated,
+    Fitted,
+    Log,
+    Reported,
+    Verification,
+)
 from ssse.workspace.settings import Settings
-
-if TYPE_CHECKING:
-    from ssse.evaluation.table import Evaluation
-    from ssse.workspace.commands.erase import Answer
 
 Options = Mapping[str, Any]
 PathLike = str | os.PathLike[str]
@@ -31,10 +39,11 @@ def _silent(_: str) -> None:
 class Workspace:
     """A folder with a model, its curvature, and a ledger of every deletion request.
 
-        workspace, seen = Workspace.init("ws", {"model.factory": ..., "data.train": ...}, "w.safetensors")
+        workspace = Workspace.init("ws", {"model.factory": ..., "data.train": ...}, "w.safetensors").workspace
         workspace.fit()
         workspace.erase("2026-001", forget="forget.npz")
 
+    Each command returns what it did as a `CommandResult`; its `to_dict()` is what the command line prints with --json.
     `options` are settings for this one call, by "section.key"; all others come from `ssse.toml`.
     """
 
@@ -46,28 +55,24 @@ class Workspace:
         self.wait, self.progress, self.say = wait, progress, say
 
     @classmethod
-    def init(cls, path: PathLike, settings: Settings | Options, weights: PathLike) -> tuple[Workspace, dict[str, Any]]:
-        """Check model, weights, loss and data; write the folder, whole or not at all. Also returns what was seen.
+    def init(cls, path: PathLike, settings: Settings | Options, weights: PathLike) -> Created:
+        """Check model, weights, loss and data; write the folder, whole or not at all.
 
         `settings`: by "section.key"; their paths are relative to the workspace.
         """
-        from ssse.workspace.commands.fit import create
+        from ssse.workspace.commands.create import create
 
         chosen = settings if isinstance(settings, Settings) else toml.from_options(settings)
-        _, seen = create(Path(path), chosen, Path(weights))
-        return cls(path), seen
+        entry, seen = create(Path(path), chosen, Path(weights))
+        return Created(cls(path), entry, seen)
 
-    def fit(self, options: Options | None = None, *, again: bool = False) -> tuple[Entry, bool]:
-        """The curvature; and whether it was fitted now: it is there already unless `again`."""
+    def fit(self, options: Options | None = None, *, again: bool = False) -> Fitted:
+        """The curvature; where it is there already, only `again`."""
         from ssse.workspace.commands.fit import fit
 
-        with self._hold("fit") as hold:
-            chosen = hold.settings.with_options(options or {})
-            if hold.current.details["after"]["curvature"] and not again:
-                fitted = hold.ledger.last("fitted")
-                assert fitted is not None
-                return fitted, False
-            return fit(hold, chosen, self.say, self.progress), True
+        with self._transaction("fit") as transaction:
+            settings = transaction.settings.with_options(options or {})
+            return fit(transaction, settings, self.say, again=again, progress=self.progress)
 
     def calibrate(
         self,
@@ -77,13 +82,14 @@ class Workspace:
         retrained: PathLike | None = None,
         held_out: PathLike | None = None,
         options: Options | None = None,
-    ) -> Entry:
-        from ssse.workspace.commands.calibrate import choose_scale
+    ) -> Calibrated:
+        """Choose ε, and λ beside it, on samples like those of the requests to come. Nothing is erased."""
+        from ssse.workspace.commands.calibrate import calibrate
 
-        with self._hold("calibrate") as hold:
-            return choose_scale(
-                hold,
-                hold.settings.with_options(options or {}),
+        with self._transaction("calibrate") as transaction:
+            return calibrate(
+                transaction,
+                transaction.settings.with_options(options or {}),
                 _text(forget),
                 ids,
                 retrained=None if retrained is None else Path(retrained),
@@ -99,12 +105,13 @@ class Workspace:
         ids: Sequence[str] | None = None,
         options: Options | None = None,
         dry_run: bool = False,
-    ) -> Answer:
-        from ssse.workspace.commands.erase import answer
+    ) -> Erased:
+        """Answer one deletion request: erase its samples, or refuse it with the reason."""
+        from ssse.workspace.commands.erase import erase
 
-        with self._hold("erase") as hold:
-            settings = hold.settings.with_options(options or {})
-            return answer(hold, settings, request, _text(forget), ids, dry_run=dry_run, progress=self.progress)
+        with self._transaction("erase") as transaction:
+            settings = transaction.settings.with_options(options or {})
+            return erase(transaction, settings, request, _text(forget), ids, dry_run=dry_run, progress=self.progress)
 
     def evaluate(
         self,
@@ -115,16 +122,17 @@ class Workspace:
         forget: PathLike | None = None,
         requests: Sequence[str] = (),
         options: Options | None = None,
-    ) -> tuple[Entry, Evaluation]:
-        from ssse.workspace.commands.evaluate import measure
+    ) -> Evaluated:
+        """Measure the current model against the original and retrained ones; the table goes into the ledger."""
+        from ssse.workspace.commands.evaluate import evaluate
 
         for name, given in (("requests", requests), ("retrained", retrained)):
             if isinstance(given, str):
                 raise InvalidSetting(f"{name} is a list, not the text {given!r}.")
-        with self._hold("evaluate") as hold:
-            return measure(
-                hold,
-                hold.settings.with_options(options or {}),
+        with self._transaction("evaluate") as transaction:
+            return evaluate(
+                transaction,
+                transaction.settings.with_options(options or {}),
                 test=_text(test),
                 retrained=[Path(path) for path in retrained],
                 original=None if original is None else Path(original),
@@ -133,12 +141,19 @@ class Workspace:
                 progress=self.progress,
             )
 
-    def entries(self) -> list[Entry]:
-        """The whole ledger; also while another command is at work."""
-        with self.folder.read() as ledger:
-            return list(ledger.entries())
+    def report(self, output: PathLike | None = None) -> Reported:
+        """Check the workspace and write one self-contained page about it: into it, or elsewhere."""
+        from ssse.workspace.commands.report import report
+
+        path = None if output is None else Path(output)
+        return report(self.folder, path, wait=self.wait, waiting=self._waiting)
+
+    def log(self, request: str | None = None) -> Log:
+        """The ledger, or what belongs to one request; also while another command is at work."""
+        return read_log(self.folder, request)
 
     def verify(self, head: str | None = None) -> Verification:
+        """Check every byte of ledger, weights and curvature. `head`: a hash noted earlier that must still be there."""
         return verify(self.folder, head=head, wait=self.wait, waiting=self._waiting)
 
     def settings(self) -> Settings:
@@ -146,12 +161,24 @@ class Workspace:
         return toml.read(self.folder.path / toml.FILE)
 
     @contextmanager
-    def _hold(self, command: str) -> Iterator[Hold]:
-        with holding(self.folder, command, wait=self.wait, waiting=self._waiting) as hold:
-            yield hold
+    def _transaction(self, command: str) -> Iterator[Transaction]:
+        with open_transaction(self.folder, command, wait=self.wait, waiting=self._waiting) as transaction:
+            yield transaction
 
     def _waiting(self) -> None:
         self.say(f"Another ssse command is at work in '{self.folder.path}'; waiting for it.")
+
+
+@dataclass(frozen=True)
+class Created(CommandResult):
+    """`seen`: what was learned of model and data while checking that they fit together."""
+
+    workspace: Workspace
+    entry: Entry
+    seen: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"workspace": str(self.workspace.folder.path), **self.seen}
 
 
 def _text(path: PathLike | None) -> str | None:

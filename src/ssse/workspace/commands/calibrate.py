@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ssse.calibration.calibrate import calibrate
+from ssse.calibration.calibrate import calibrate as calibrate_model
 from ssse.curvature import Curvature
 from ssse.errors import InvalidSetting
 from ssse.evaluation.scan import DEFAULT_SCALES
@@ -16,17 +16,18 @@ from ssse.system import files
 from ssse.system.environment import versions
 from ssse.workspace import settings as toml
 from ssse.workspace.commands.checks import check_same_model, check_trained
-from ssse.workspace.commands.fit import places_that_stay, salt_of, write_same_weights
 from ssse.workspace.engines.choice import engine_for
-from ssse.workspace.engines.data import Bench
-from ssse.workspace.engines.torch import OfModules, about
-from ssse.workspace.record.ledger import Entry
-from ssse.workspace.record.transaction import Hold
+from ssse.workspace.engines.data import UserData
+from ssse.workspace.engines.torch import TorchEngine, about
+from ssse.workspace.record.folder import SAMPLES
+from ssse.workspace.record.membership import places_that_stay
+from ssse.workspace.record.transaction import Transaction
+from ssse.workspace.results import Calibrated
 from ssse.workspace.settings import Settings
 
 
-def choose_scale(
-    hold: Hold,
+def calibrate(
+    transaction: Transaction,
     settings: Settings,
     forget: str | None,
     ids: Sequence[str] | None,
@@ -34,36 +35,38 @@ def choose_scale(
     retrained: Path | None = None,
     held_out: str | None = None,
     progress: bool = False,
-) -> Entry:
-    """On a set of samples like those of the requests to come. Nothing is erased."""
-    bench = Bench(settings, hold.folder.path, progress)
-    engine = engine_for(bench)
-    if not isinstance(engine, OfModules):
+) -> Calibrated:
+    """Choose ε on a set of samples like those of the requests to come. Nothing is erased."""
+    user_data = UserData(settings, transaction.folder.path, progress)
+    engine = engine_for(user_data)
+    if not isinstance(engine, TorchEngine):
         raise InvalidSetting(
             "There is no ε to choose for a scikit-learn model: the step is Newton's on its own objective. Go on with "
             "`ssse erase`."
         )
-    current, chosen = hold.current, settings.calibrate
-    state = hold.folder.state(current)
+    current, chosen = transaction.current, settings.calibrate
+    state = transaction.folder.state(current)
     model = engine.read_state(state, current.details["files"])
     curvature = engine.load_state(state, current.details["files"], model)
-    source, places = bench.asked(forget, ids)
+    source, places = user_data.requested(forget, ids)
     engine.try_out(model, source)
-    check_trained(hold, bench.digests(source, salt_of(hold.ledger), places))
-    check_same_model(hold, settings)
-    samples = list(bench.batches(source, places))
+    check_trained(transaction, user_data.digests(source, transaction.ledger.salt, places))
+    check_same_model(transaction, settings)
+    samples = list(user_data.batches(source, places))
     evidence: dict[str, Any] = {}
     if retrained is not None:
         evidence["retrained"] = engine.read(retrained)
     if held_out is not None:
-        known = bench.source(held_out)
+        known = user_data.source(held_out)
         engine.try_out(model, known)
-        evidence["held_out"] = bench.batches(known)
+        evidence["held_out"] = user_data.batches(known)
     if _needs_data(curvature, chosen.method, retrained):
-        digests = bench.digests(bench.train, salt_of(hold.ledger), text="digests")
-        evidence["data"] = bench.batches(bench.train, places_that_stay(hold, digests))
+        digests = user_data.digests(user_data.train, transaction.ledger.salt, text="digests")
+        evidence["data"] = user_data.batches(
+            user_data.train, places_that_stay(transaction.folder.path / SAMPLES, transaction.ledger, digests)
+        )
     started = time.perf_counter()
-    found = calibrate(
+    chosen_scale = calibrate_model(
         model,
         curvature,
         engine.loss,
@@ -79,17 +82,20 @@ def choose_scale(
         **evidence,
     )
     details = {
-        **about(found.curvature),
-        **found.to_dict(),
-        "options": toml.changes(hold.settings, settings),
+        **about(chosen_scale.curvature),
+        **chosen_scale.to_dict(),
+        "options": toml.changes(transaction.settings, settings),
         "replaces": curvature.calibrated and asdict(curvature.calibrated),
         "k": sum(len(y) for _, y in samples),
         "seconds": time.perf_counter() - started,
         "versions": versions(),
     }
-    hold.folder.check_space(files.size_of(state))
-    hold.begin()
-    return hold.advance("calibrated", None, details, lambda folder: write_same_weights(folder, state, found.curvature))
+    transaction.folder.check_space(files.size_of(state))
+    transaction.begin()
+    entry = transaction.advance(
+        "calibrated", None, details, lambda folder: engine.write_same_model(folder, state, chosen_scale.curvature)
+    )
+    return Calibrated(entry)
 
 
 def _needs_data(curvature: Curvature, method: str, retrained: Path | None) -> bool:

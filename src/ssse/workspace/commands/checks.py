@@ -6,39 +6,42 @@ import numpy as np
 
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.intake.columns import PLACE
-from ssse.workspace.commands.fit import of_model
-from ssse.workspace.engines.data import Bench
+from ssse.workspace.engines.data import UserData
 from ssse.workspace.record.folder import SAMPLES
 from ssse.workspace.record.membership import Membership, shown
-from ssse.workspace.record.transaction import Hold
+from ssse.workspace.record.transaction import Transaction
 from ssse.workspace.settings import Settings
 
 
-def check_same_model(hold: Hold, settings: Settings) -> None:
+def check_same_model(transaction: Transaction, settings: Settings) -> None:
     """Weights fit into many models; the curvature is of one."""
-    fitted = hold.ledger.last("fitted")
-    then, now = fitted and fitted.details["model"], of_model(settings)
+    fitted = transaction.ledger.last("fitted")
+    then, now = fitted and fitted.details["model"], settings.model.identity()
     if then is not None and then != now:
         changed = ", ".join(f"model.{key}" for key in now if then[key] != now[key])
         raise InvalidSetting(f"{changed} changed since the curvature was fitted. Put it back, or `ssse fit --again`.")
 
 
-def check_places(hold: Hold, bench: Bench) -> None:
+def check_places(transaction: Transaction, user_data: UserData) -> None:
     """Where a sample's place is its id, a row that left the data has moved all others."""
-    fitted = hold.ledger.last("fitted")
-    if bench.settings.data.ids == PLACE and fitted is not None and len(bench.train) != fitted.details["samples"]:
+    fitted = transaction.ledger.last("fitted")
+    if (
+        user_data.settings.data.ids == PLACE
+        and fitted is not None
+        and len(user_data.train) != fitted.details["samples"]
+    ):
         raise InvalidData(
             f'With ids = "place" the data must stay as at the first fit: {fitted.details["samples"]} samples then, '
-            f"{len(bench.train)} now, so that places name other samples. Use --forget, or give the data ids."
+            f"{len(user_data.train)} now, so that places name other samples. Use --forget, or give the data ids."
         )
 
 
-def check_trained(hold: Hold, digests: np.ndarray) -> None:
+def check_trained(transaction: Transaction, digests: np.ndarray) -> None:
     """An ε that was measured on samples which the model does not contain would be stored all the same."""
-    standing = Membership.load(hold.folder.path / SAMPLES).standing(digests, hold.ledger)
-    if standing.strangers:
+    standing = Membership.load(transaction.folder.path / SAMPLES).standing(digests, transaction.ledger)
+    if standing.unknown:
         raise InvalidData(
-            f"{len(standing.strangers)} of the {len(digests)} samples ({shown(standing.strangers)}) were never in the "
+            f"{len(standing.unknown)} of the {len(digests)} samples ({shown(standing.unknown)}) were never in the "
             "training data, not bit for bit in this form; ε is measured on samples that could be erased."
         )
     if standing.already:

@@ -13,25 +13,23 @@ import torch
 from torch import nn
 
 from ssse.errors import InvalidData, InvalidSetting
-from ssse.evaluation.evaluate import evaluate
-from ssse.evaluation.table import Evaluation
+from ssse.evaluation.evaluate import evaluate as evaluate_models
 from ssse.intake.importing import is_spec
 from ssse.intake.sources import Source
-from ssse.workspace.commands.fit import salt_of
 from ssse.workspace.engines.choice import engine_for
-from ssse.workspace.engines.data import Bench
+from ssse.workspace.engines.data import UserData
 from ssse.workspace.engines.engine import Engine
 from ssse.workspace.record.folder import MAKERS, SAMPLES, model_file
-from ssse.workspace.record.ledger import Entry
 from ssse.workspace.record.membership import Membership, places_among
-from ssse.workspace.record.transaction import Hold
+from ssse.workspace.record.transaction import Transaction
+from ssse.workspace.results import Evaluated
 from ssse.workspace.settings import LARGEST, Settings, absolute
 
 Split = Iterable[Any]  # read as often as needed, never held whole
 
 
-def measure(
-    hold: Hold,
+def evaluate(
+    transaction: Transaction,
     settings: Settings,
     *,
     test: str | None = None,
@@ -40,32 +38,32 @@ def measure(
     forget: str | None = None,
     requests: Sequence[str] = (),
     progress: bool = False,
-) -> tuple[Entry, Evaluation]:
+) -> Evaluated:
     """Everything that was erased, or by some requests, is S. What is no longer in the data must be handed in."""
-    bench = Bench(settings, hold.folder.path, progress)
-    engine, current = engine_for(bench), hold.current
-    model = engine.read_state(hold.folder.state(current), current.details["files"])
-    of = _requests(hold, requests)
-    view = _View(engine, _of_first_model(hold))
-    fitted = hold.ledger.last("fitted")
+    user_data = UserData(settings, transaction.folder.path, progress)
+    engine, current = engine_for(user_data), transaction.current
+    model = engine.read_state(transaction.folder.state(current), current.details["files"])
+    of = _requests(transaction, requests)
+    view = _View(engine, _of_first_model(transaction))
+    fitted = transaction.ledger.last("fitted")
     assert fitted is not None
-    notes = _also_forgotten(hold, of)
-    splits = _training_splits(view, hold, of, forget, notes)
-    test = test or _seen_from_here(settings.data.test, hold.folder.path)
+    notes = _also_forgotten(transaction, of)
+    splits = _training_splits(view, transaction, of, forget, notes)
+    test = test or _seen_from_here(settings.data.test, transaction.folder.path)
     if test is not None:
-        source = bench.source(test)
+        source = user_data.source(test)
         engine.try_out(model, source)
         splits |= _test_splits(view, source, splits["forgotten"], settings, notes)
     else:
         notes.append("No test data was given: nothing is known of samples that were never trained on.")
     models: dict[str, nn.Module | list[nn.Module]] = {}
-    before = _original(engine, hold, of, original)
+    before = _original(engine, transaction, of, original)
     if before is not None:
         models["original"] = view.module(before)
     models["erased"] = view.module(model)
     if retrained:
         models["retrained"] = [view.module(engine.read(path)) for path in retrained]
-    table = evaluate(
+    table = evaluate_models(
         models,
         splits,
         **engine.objective(fitted.details),
@@ -73,12 +71,12 @@ def measure(
         progress=progress,
     )
     details = {"table": table.to_dict(), "of": of, "notes": notes, "after": current.details["after"]}
-    hold.begin()
-    return hold.ledger.append("evaluated", None, details), table
+    transaction.begin()
+    return Evaluated(transaction.ledger.append("evaluated", None, details), table)
 
 
-def _requests(hold: Hold, asked: Sequence[str]) -> list[str]:
-    erased = hold.ledger.requests("erased")
+def _requests(transaction: Transaction, asked: Sequence[str]) -> list[str]:
+    erased = transaction.ledger.requests("erased")
     if not erased:
         raise InvalidSetting("Nothing was erased yet, so there is nothing to evaluate: run `ssse erase` first.")
     for request in asked:
@@ -87,9 +85,9 @@ def _requests(hold: Hold, asked: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(asked)) or erased
 
 
-def _also_forgotten(hold: Hold, of: list[str]) -> list[str]:
+def _also_forgotten(transaction: Transaction, of: list[str]) -> list[str]:
     """The model is the one after all requests; a retrained one may only have forgotten some."""
-    others = len(_requests(hold, [])) - len(of)
+    others = len(_requests(transaction, [])) - len(of)
     which = "one other request" if others == 1 else f"{others} other requests"
     return [f"The current model has also forgotten the samples of {which}."] if others else []
 
@@ -105,35 +103,37 @@ class _View:
         return self.engine.module(model, self.created)
 
     def batches(self, source: Source, places: np.ndarray | None = None) -> Split:
-        return self.engine.labelled(self.engine.bench.batches(source, places), self.created)
+        return self.engine.labelled(self.engine.user_data.batches(source, places), self.created)
 
     def places_of(self, name: str | int) -> int:
         names = self.engine.class_names(self.created)
         return names.index(str(name)) if str(name) in names else int(name)
 
 
-def _of_first_model(hold: Hold) -> Mapping[str, Any]:
-    created = hold.ledger.first("created")
+def _of_first_model(transaction: Transaction) -> Mapping[str, Any]:
+    created = transaction.ledger.first("created")
     assert created is not None
     return created.details["model"]
 
 
-def _training_splits(view: _View, hold: Hold, of: list[str], forget: str | None, notes: list[str]) -> dict[str, Split]:
-    bench = view.engine.bench
-    digests = bench.digests(bench.train, salt_of(hold.ledger), text="digests")
-    known = Membership.load(hold.folder.path / SAMPLES)
-    stays = known.remaining(digests, hold.ledger.erased_samples())
-    wanted = hold.ledger.erased_samples(of)
+def _training_splits(
+    view: _View, transaction: Transaction, of: list[str], forget: str | None, notes: list[str]
+) -> dict[str, Split]:
+    user_data = view.engine.user_data
+    digests = user_data.digests(user_data.train, transaction.ledger.salt, text="digests")
+    known = Membership.load(transaction.folder.path / SAMPLES)
+    stays = known.remaining(digests, transaction.ledger.erased_samples())
+    wanted = transaction.ledger.erased_samples(of)
     if forget is not None:
-        source, places = bench.source(forget), None
-        given = Counter(bench.digests(source, salt_of(hold.ledger)).tolist())
-        if strange := (given - wanted).total():
+        source, places = user_data.source(forget), None
+        given = Counter(user_data.digests(source, transaction.ledger.salt).tolist())
+        if unknown := (given - wanted).total():
             raise InvalidData(
-                f"{strange} of the {given.total()} samples of '{forget}' were not erased by these requests, or not "
+                f"{unknown} of the {given.total()} samples of '{forget}' were not erased by these requests, or not "
                 "that often."
             )
     else:
-        source = bench.train
+        source = user_data.train
         gone = np.setdiff1d(np.arange(len(digests)), stays)  # a copy that stays is no measure of one that went
         places = gone[places_among(digests[gone], wanted)]
         if not len(places):
@@ -144,7 +144,7 @@ def _training_splits(view: _View, hold: Hold, of: list[str], forget: str | None,
     if lacking := (wanted - given).total():
         notes.append(f"{lacking} of the {wanted.total()} erased samples are not there to measure on.")
     return {
-        "retained": view.batches(bench.train, stays),
+        "retained": view.batches(user_data.train, stays),
         "forgotten": view.batches(source, places),
     }
 
@@ -188,15 +188,17 @@ def _kind(view: _View, forgotten: Split, settings: Settings) -> int | None:
     return int(labels[0]) if one_class else None
 
 
-def _original(engine: Engine, hold: Hold, of: list[str], path: Path | None) -> Any:
+def _original(engine: Engine, transaction: Transaction, of: list[str], path: Path | None) -> Any:
     """The model before these requests: a file of the user's, or the state from then where it was kept."""
     if path is not None:
         return engine.read(path)
-    first = min(entry.seq for request in of for entry in hold.ledger.of_request(request) if entry.kind == "erased")
-    before = hold.ledger.last_before(first, *MAKERS)
-    if before is None or not (hold.folder.state(before) / model_file(before.details["files"])).is_file():
+    first = min(
+        entry.seq for request in of for entry in transaction.ledger.of_request(request) if entry.kind == "erased"
+    )
+    before = transaction.ledger.last_before(first, *MAKERS)
+    if before is None or not (transaction.folder.state(before) / model_file(before.details["files"])).is_file():
         return None
-    return engine.read_state(hold.folder.state(before), before.details["files"])
+    return engine.read_state(transaction.folder.state(before), before.details["files"])
 
 
 def _seen_from_here(where: str | None, home: Path) -> str | None:

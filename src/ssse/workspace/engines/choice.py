@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ssse.workspace.engines.data import Bench
+from ssse.workspace.engines.data import UserData
 from ssse.workspace.engines.engine import Engine
 
 
-def engine_for(bench: Bench) -> Engine:
+def engine_for(user_data: UserData) -> Engine:
     """By the settings; what they say that means nothing for this kind is refused."""
-    if bench.settings.model.is_estimator:
-        from ssse.workspace.engines.sklearn import OfEstimators
+    if user_data.settings.model.is_estimator:
+        from ssse.workspace.engines.sklearn import SklearnEngine
 
-        return OfEstimators(bench)
-    from ssse.workspace.engines.torch import OfModules
+        return SklearnEngine(user_data)
+    from ssse.workspace.engines.torch import TorchEngine
 
-    return OfModules(bench)
+    return TorchEngine(user_data)

@@ -22,9 +22,10 @@ from ssse.workspace.settings import Settings, absolute
 
 
 @dataclass
-class Bench:
-    """`home`: the workspace's folder, which the settings' paths are relative to.
+class UserData:
+    """Training data and samples of requests.
 
+    `home`: the workspace's folder, which the settings' paths are relative to.
     `dtype`: of floating inputs: that of a torch model, as soon as there is one; None: as they are stored. `in_tables`:
     what the numbers of a table become where that says nothing.
     """
@@ -56,7 +57,7 @@ class Bench:
     def batches(self, source: Source, places: np.ndarray | None = None) -> Batches:
         return source.batches(places, self.settings.data.batch_size)
 
-    def asked(self, forget: str | None, ids: Sequence[str] | None) -> tuple[Source, np.ndarray | None]:
+    def requested(self, forget: str | None, ids: Sequence[str] | None) -> tuple[Source, np.ndarray | None]:
         """The samples that a command names: a file, seen from where the user is, or ids of the training data."""
         if (forget is None) == (ids is None):
             raise InvalidSetting("Name the samples by a file (--forget) or by their ids (--ids), one of the two.")
@@ -69,7 +70,7 @@ class Bench:
         assert forget is not None
         return self.source(forget), None
 
-    def unknown(self, ids: Sequence[str]) -> list[str]:
+    def missing_ids(self, ids: Sequence[str]) -> list[str]:
         """Those that are not in the training data, or not any more."""
         known = set() if self.train.ids is None else set(self.train.ids.tolist())
         return [name for name in ids if name not in known]
@@ -81,8 +82,8 @@ class Bench:
         total = len(source) if places is None else len(places)
         batches = (read_batch(batch, None) for batch in self.batches(source, places))
         shown = track(batches, total, text, self.progress)
-        found = [digest_samples(batch, salt).view(np.int64) for batch in shown]
-        return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+        digests = [digest_samples(batch, salt).view(np.int64) for batch in shown]
+        return np.concatenate(digests) if digests else np.empty(0, dtype=np.int64)
 
 
 def check_files(state: Path, expected: Mapping[str, str]) -> None:

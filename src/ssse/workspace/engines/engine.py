@@ -9,12 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ssse.errors import InvalidSetting
 from ssse.verdict import Assessment
-from ssse.workspace.engines.data import Bench, check_files
-from ssse.workspace.record.folder import CURVATURE
+from ssse.workspace.engines.data import UserData, check_files
+from ssse.workspace.record.folder import CURVATURE, link_model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,21 +26,27 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Erased:
-    """`curvature`: of what stays; None where nothing of it can be. `details`: what the entry says beside `found`."""
+class ErasedModel:
+    """`curvature`: of what stays; None where nothing of it can be. `details`: what else the entry says."""
 
     model: Any
     curvature: Any
-    found: Assessment
+    assessment: Assessment
     details: dict[str, Any]
 
 
 class Engine(ABC):
-    """One kind of model."""
+    """One kind of model.
 
-    def __init__(self, bench: Bench):
-        self.bench = bench
-        self.settings = bench.settings
+    Attributes:
+        name: as entries of the ledger have it in their field "engine".
+    """
+
+    name: ClassVar[Literal["torch", "sklearn"]]
+
+    def __init__(self, user_data: UserData):
+        self.user_data = user_data
+        self.settings = user_data.settings
 
     @property
     @abstractmethod
@@ -95,7 +101,7 @@ class Engine(ABC):
         return None
 
     @abstractmethod
-    def erase(self, model: Any, curvature: Any, source: Source, places: np.ndarray, data: Any) -> Erased: ...
+    def erase(self, model: Any, curvature: Any, source: Source, places: np.ndarray, data: Any) -> ErasedModel: ...
 
     # ------------------------------------------------------------------------------------------- evaluation
 
@@ -131,6 +137,11 @@ class Engine(ABC):
             raise InvalidSetting("There is no curvature yet, or it was dropped by the last request: run `ssse fit`.")
         check_files(state, ours)
         return self.load(state / CURVATURE, model)
+
+    def write_same_model(self, folder: Path, old: Path, curvature: Any) -> None:
+        """A state with the model of an old one, and another curvature."""
+        link_model(old, folder)
+        curvature.save(folder / CURVATURE)
 
     def write_state(self, folder: Path, model: Any, curvature: Any) -> None:
         self.write(folder, model)

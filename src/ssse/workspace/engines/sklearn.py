@@ -32,21 +32,25 @@ from ssse.intake.sources import Batches, Source
 from ssse.sklearn.composition import decompose
 from ssse.sklearn.eraser import Eraser
 from ssse.system.progress import track
-from ssse.workspace.engines.data import Bench
-from ssse.workspace.engines.engine import Engine, Erased, Say
+from ssse.workspace.engines.data import UserData
+from ssse.workspace.engines.engine import Engine, ErasedModel, Say
 from ssse.workspace.engines.sklearn_outputs import Coded, Outputs, classes_of
 from ssse.workspace.record.folder import SKOPS, WEIGHTS
 from ssse.workspace.settings import Fit, Model, Settings
 
 TRIED = 8  # samples that show whether model and data fit together
+HOLDS = "gradients and curvature at the model, summed over all training samples"
+HOLDS_AFTER_ERASURE = "sums over the samples, from which the forgotten ones were subtracted"
 OWN = "the step is Newton's on the estimator's own objective"
 
 
-class OfEstimators(Engine):
-    def __init__(self, bench: Bench):
-        super().__init__(bench)
+class SklearnEngine(Engine):
+    name = "sklearn"
+
+    def __init__(self, user_data: UserData):
+        super().__init__(user_data)
         check_settings(self.settings)
-        bench.in_tables = torch.float64  # as scikit-learn reads them
+        user_data.in_tables = torch.float64  # as scikit-learn reads them
 
     @property
     def file(self) -> str:
@@ -79,7 +83,7 @@ class OfEstimators(Engine):
                 f"[data] classes are {listing(named, 5)}, and the model's are {listing(words[0], 5)}, in that order. "
                 "Leave the setting out."
             )
-        self.settings = self.bench.settings = self.settings.with_options({"data.classes": words[0]})
+        self.settings = self.user_data.settings = self.settings.with_options({"data.classes": words[0]})
 
     def try_out(self, model: Any, source: Source) -> None:
         self._check_columns(model, source)
@@ -102,7 +106,7 @@ class OfEstimators(Engine):
             ) from error
 
     def look(self, model: Any) -> dict[str, Any]:
-        source = self.bench.train
+        source = self.user_data.train
         self.try_out(model, source)
         x, y = self._first(source, self.settings.data.batch_size)
         with _quiet():
@@ -125,7 +129,6 @@ class OfEstimators(Engine):
     def about(self, model: Any) -> dict[str, Any]:
         steps = [step for _, step in getattr(decompose(model)[0], "steps", ())]
         return {
-            "kind": "scikit-learn",
             "factory": name_of(model),
             "parameters": _size(model)[0],
             "classes": [part.tolist() for part in classes_of(model)],
@@ -135,23 +138,24 @@ class OfEstimators(Engine):
     # ------------------------------------------------------------------------------------------- its sums
 
     def fit(self, model: Any, data: Batches, room: Callable[[int], None], say: Say) -> tuple[Eraser, dict[str, Any]]:
-        self._check_columns(model, self.bench.train)
+        self._check_columns(model, self.user_data.train)
         x, y = self._samples(data, "reading")
         budget, policy = self.settings.fit.memory_budget, self.settings.erase.policy
         started = time.perf_counter()
-        eraser = Eraser(model, policy=policy, memory_budget=budget, progress=self.bench.progress)
+        eraser = Eraser(model, policy=policy, memory_budget=budget, progress=self.user_data.progress)
         with _quiet():
             eraser.fit(x, self._labels(model, y))
         sums = eraser.sums_
         room(sum(sum(g.nbytes for g in one.loss_sums.grams) + 8 * one.theta.size**2 for one in sums.all_quadratics))
         return eraser, {
             **_about(eraser),
+            "holds": HOLDS,
             "d": int(sums.parameters().size),
             "n": sums.samples,
             "mean_loss": None,
             "gradient_norm": None,
             "correction": _finite(sums.correction),
-            "epsilon": _finite(eraser.distance_bound_),
+            "distance_bound": _finite(eraser.distance_bound_),
             "notes": [],
             "seconds": time.perf_counter() - started,
         }
@@ -164,23 +168,25 @@ class OfEstimators(Engine):
     def check_request(self, model: Any, curvature: Eraser) -> None:
         """All is in the settings, and `load` has compared the model."""
 
-    def erase(self, model: Any, curvature: Eraser, source: Source, places: np.ndarray, data: Any) -> Erased:
-        x, y = self._samples(self.bench.batches(source, places))
+    def erase(self, model: Any, curvature: Eraser, source: Source, places: np.ndarray, data: Any) -> ErasedModel:
+        x, y = self._samples(self.user_data.batches(source, places))
         curvature.policy = self.settings.erase.policy
         with _quiet():
             new = curvature.erase(x, self._labels(model, y))
-        found = curvature.outcome_
-        assert found is not None
+        outcome = curvature.outcome_
+        assert outcome is not None
         details = {
             **_about(curvature),
-            "k": found.k,
-            "n": found.n,
+            "k": outcome.k,
+            "n": outcome.n,
+            "holds": HOLDS_AFTER_ERASURE,
+            "keeps_remainder": True,
             "scale": 1.0,
-            "epsilon": _finite(found.distance_bound),
-            "gradient": _finite(found.gradient_bound),
-            "exact": found.exact,
+            "distance_bound": _finite(outcome.distance_bound),
+            "gradient_bound": _finite(outcome.gradient_bound),
+            "exact": outcome.exact,
         }
-        return Erased(new, curvature, found, details)
+        return ErasedModel(new, curvature, outcome, details)
 
     # ------------------------------------------------------------------------------------------- evaluation
 
@@ -205,7 +211,7 @@ class OfEstimators(Engine):
     def _samples(self, data: Batches, text: str | None = None) -> tuple[np.ndarray, np.ndarray]:
         """All of them, in memory, as scikit-learn takes them."""
         parts: list[tuple[Tensor, Tensor]] = []
-        for x, y in track(data, len(data.sampler), text or "", bool(text) and self.bench.progress):
+        for x, y in track(data, len(data.sampler), text or "", bool(text) and self.user_data.progress):
             if isinstance(x, dict):
                 raise InvalidData(f"scikit-learn takes one array of inputs, not {listing(x)}. Set [data] inputs.")
             parts.append((x, y))

@@ -38,7 +38,7 @@ from ssse.intake.sources import Batches, Source
 from ssse.problem.batches import read_batch
 from ssse.problem.losses import LossLike, as_loss
 from ssse.problem.problem import Problem
-from ssse.workspace.engines.engine import Engine, Erased, Say
+from ssse.workspace.engines.engine import Engine, ErasedModel, Say
 from ssse.workspace.record.folder import WEIGHTS
 from ssse.workspace.settings import Fit, Settings
 
@@ -46,7 +46,9 @@ TRIED = 8  # samples that show whether model, loss and data fit together
 OPTIONS = ("rank", "preconditioner", "tolerance", "max_iterations")  # of one structure each
 
 
-class OfModules(Engine):
+class TorchEngine(Engine):
+    name = "torch"
+
     @property
     def file(self) -> str:
         return WEIGHTS
@@ -59,7 +61,7 @@ class OfModules(Engine):
     def loss(self) -> LossLike:
         name = self.settings.model.loss
         if ":" in name:
-            function = import_object(name, self.bench.search, "loss")
+            function = import_object(name, self.user_data.search, "loss")
             if not callable(function):
                 raise InvalidSetting(f"The loss '{name}' is a {type(function).__name__}, not a function of (z, y).")
             return cast(LossLike, function)
@@ -69,9 +71,9 @@ class OfModules(Engine):
     def read(self, path: Path) -> nn.Module:
         settings = self.settings.model
         assert settings.factory is not None
-        model = build_model(settings.factory, settings.arguments, self.bench.search)
+        model = build_model(settings.factory, settings.arguments, self.user_data.search)
         model = load_weights(model, read_weights(path), str(path)).to(self.device)
-        self.bench.dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+        self.user_data.dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
         return model
 
     def write(self, folder: Path, model: nn.Module) -> None:
@@ -105,10 +107,10 @@ class OfModules(Engine):
 
     def look(self, model: nn.Module) -> dict[str, Any]:
         """Model, loss and data on a first batch."""
-        source = self.bench.train
+        source = self.user_data.train
         self.try_out(model, source)
         problem = Problem(model, self.loss, parameters_of(self.settings))
-        x, y = read_batch(next(iter(self.bench.batches(source))), self.device)
+        x, y = read_batch(next(iter(self.user_data.batches(source))), self.device)
         problem.probe((x, y))
         z, _ = problem.forward(x)
         return {
@@ -141,10 +143,14 @@ class OfModules(Engine):
         self, model: nn.Module, data: Batches, room: Callable[[int], None], say: Say
     ) -> tuple[Curvature, dict[str, Any]]:
         chosen, started = self.settings.fit, 0.0
+        plan: dict[str, str] = {}
+        said: list[str] = []
 
         def announce(planned: Plan) -> None:
-            nonlocal started
-            say(f"Chosen: {planned}. Why: {planned.reason}.")
+            nonlocal started, plan, said
+            plan = {"chosen": str(planned), "why": planned.reason}
+            said = [f"Chosen: {planned}.", f"Why: {planned.reason}."]
+            say(" ".join(said))
             room(planned.stored_bytes)
             started = time.perf_counter()
 
@@ -152,15 +158,17 @@ class OfModules(Engine):
             model, self.loss, data, damping=chosen.damping, weight_decay=chosen.weight_decay, rows=chosen.rows,
             rows_per_batch=chosen.rows_per_batch, structure=_structure(chosen), blocks=chosen.blocks,
             parameters=parameters_of(self.settings), dtype=chosen.dtype and getattr(torch, chosen.dtype),
-            memory_budget=chosen.memory_budget, seed=chosen.seed, progress=self.bench.progress, on_plan=announce,
+            memory_budget=chosen.memory_budget, seed=chosen.seed, progress=self.user_data.progress, on_plan=announce,
         )  # fmt: skip
         return curvature, {
             **about(curvature),
+            "holds": curvature.structure.holds,
             "d": curvature.layout.dim,
             "n": curvature.n,
             "mean_loss": curvature.mean_loss,
             "gradient_norm": None if curvature.gradient is None else float(curvature.gradient.norm()),
-            "notes": list(curvature.notes),
+            "plan": plan,
+            "notes": [note for note in curvature.notes if note not in said],
             "seconds": time.perf_counter() - started,
         }
 
@@ -179,24 +187,29 @@ class OfModules(Engine):
                 "structure matrix_free with policy joint and leave_out = false would need the data as it was before "
                 "the stream. Set leave_out = true, or the policy rebase."
             )
-        return self.bench.batches(self.bench.train, places())
+        return self.user_data.batches(self.user_data.train, places())
 
-    def erase(self, model: nn.Module, curvature: Curvature, source: Source, places: np.ndarray, data: Any) -> Erased:
-        batches = self.bench.batches(source, places)
+    def erase(
+        self, model: nn.Module, curvature: Curvature, source: Source, places: np.ndarray, data: Any
+    ) -> ErasedModel:
+        batches = self.user_data.batches(source, places)
         erasure = erase(model, curvature, self.loss, batches, **self._options(), data=data)
-        found, calibrated = erasure.diagnostics, curvature.calibrated
+        diagnostics, calibrated = erasure.diagnostics, curvature.calibrated
+        after = None if curvature.kind.per_batch > 1 else erasure.curvature
+        structure = curvature.structure if after is None else after.structure
         details = {
             **about(curvature),
-            "k": found.k,
-            "n": found.n,
-            "scale": found.scale,
+            "k": diagnostics.k,
+            "n": diagnostics.n,
+            "holds": structure.holds_after_erasure,
+            "keeps_remainder": structure.keeps_remainder,
+            "scale": diagnostics.scale,
             "scale_source": calibrated.source if self.settings.erase.scale is None and calibrated else None,
-            "damping": found.damping,
+            "damping": diagnostics.damping,
             "seeds": {"rows": curvature.kind.seed},
             "untouched": _untouched(model, curvature),
         }
-        after = None if curvature.kind.per_batch > 1 else erasure.curvature
-        return Erased(erasure.model, after, found, details)
+        return ErasedModel(erasure.model, after, diagnostics, details)
 
     def _options(self) -> dict[str, Any]:
         chosen = self.settings.erase
@@ -255,9 +268,12 @@ def _structure(chosen: Fit) -> StructureName | Choice:
 
 def _loss_of_guessing(problem: Problem) -> float | None:
     """A trained model that does no better is not the one that was trained on these labels."""
-    per_output = {"cross_entropy": math.log(max(problem.outputs, 1)), "binary_cross_entropy": math.log(2)}
-    found = per_output.get(problem.loss.name)
-    return found and (found if problem.loss.name == "cross_entropy" else found * problem.outputs)
+    match problem.loss.name:
+        case "cross_entropy":
+            return math.log(max(problem.outputs, 1))
+        case "binary_cross_entropy":
+            return math.log(2) * problem.outputs
+    return None
 
 
 def _untouched(model: nn.Module, curvature: Curvature) -> int:

@@ -8,9 +8,9 @@ from ssse.evaluation.scan import Scan
 from ssse.evaluation.table import Evaluation
 from ssse.rendering.document import PageFigure
 from ssse.rendering.numbers import NOTHING
-from ssse.workspace.page import describe as words
-from ssse.workspace.page import figures
+from ssse.workspace.page import figures, words
 from ssse.workspace.page.story import Entry, Story
+from ssse.workspace.record import describe
 
 
 def evaluation(story: Story) -> dict[str, Any] | None:
@@ -33,9 +33,9 @@ def evaluation(story: Story) -> dict[str, Any] | None:
     later = [r for r in story.erasures if r.entries["erased"]["seq"] > last["seq"]]
     return {
         "time": last["time"],
-        "of": words.named(details.get("of") or []),
+        "of": describe.named(details.get("of") or []),
         "counts": ", ".join(
-            f"{words.whole(n)} {words.SPLIT_NAMES.get(split, split)}" for split, n in table.counts.items()
+            f"{describe.whole(n)} {words.SPLIT_NAMES.get(split, split)}" for split, n in table.counts.items()
         ),
         "columns": [title for title, _ in columns],
         "groups": groups,
@@ -77,13 +77,13 @@ def _earlier(entry: Entry) -> dict[str, Any]:
 
     def cell(key: str) -> str:
         there = key in table.cells and "erased" in table.models
-        found = table["erased", key] if there else None
-        return NOTHING if found is None else f"{found:.2f}"
+        value = table["erased", key] if there else None
+        return NOTHING if value is None else f"{value:.2f}"
 
     return {
         "seq": entry["seq"],
         "time": entry["time"],
-        "of": words.named(entry["details"].get("of") or []),
+        "of": describe.named(entry["details"].get("of") or []),
         "accuracy": cell("accuracy_forgotten"),
         "gap": cell("mean_gap"),
     }
@@ -95,7 +95,7 @@ def choice(story: Story) -> dict[str, Any]:
     calibrated = story.last("calibrated")
     if calibrated is None:
         one = used is None or used == 1
-        return {"calibrated": False, "used": words.maybe(used), "one": one, "none": story.of_estimator}
+        return {"calibrated": False, "used": words.maybe(used), "one": one, "none": story.of_sklearn}
     details = calibrated["details"]
     scale, stored = details["scale"], details.get("curve")
     drawn: list[PageFigure] = []
@@ -108,7 +108,7 @@ def choice(story: Story) -> dict[str, Any]:
     return {
         "calibrated": True,
         "time": calibrated["time"],
-        "scale": words.number(scale),
+        "scale": describe.number(scale),
         "damping": words.maybe(details.get("damping")),
         "method": details.get("method", "unknown"),
         "meaning": words.METHODS.get(str(details.get("method")), ""),

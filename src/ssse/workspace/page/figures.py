@@ -21,7 +21,8 @@ from ssse.evaluation.table import Evaluation
 from ssse.rendering import svg
 from ssse.rendering.document import PageFigure
 from ssse.rendering.plotting import BLUE, GREEN, GREY, RED, new_figure
-from ssse.workspace.page.describe import PANELS, number
+from ssse.workspace.page.words import PANELS
+from ssse.workspace.record.describe import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,7 +68,7 @@ def over_requests(diagnostics: Sequence[Mapping[str, Any]], limited: bool = True
 
     `limited`: a large leverage makes the verdict caution, as it does where no distance is bounded.
     """
-    found = []
+    drawn = []
     which = f"the last {LATEST} erasures" if len(diagnostics) > LATEST else f"each of {len(diagnostics)} erasures"
     places = np.arange(1, len(diagnostics) + 1)[-LATEST:]
     size = 5 if len(places) <= 60 else 2.5
@@ -85,7 +86,7 @@ def over_requests(diagnostics: Sequence[Mapping[str, Any]], limited: bool = True
         ax.legend(fontsize=8, frameon=False)
         title = f"Mean loss on the erased samples before and after {which}"
         caption = f"The loss on the erased samples before and after, for {which}. It should rise."
-        found.append(PageFigure("losses", title, caption, "", figure))
+        drawn.append(PageFigure("losses", title, caption, "", figure))
     if np.isfinite(largest).any():
         figure, (ax,) = new_figure(WIDTH, HEIGHT)
         ax.plot(places, largest, linestyle="", marker="^", color=GREEN, markersize=size)
@@ -96,8 +97,8 @@ def over_requests(diagnostics: Sequence[Mapping[str, Any]], limited: bool = True
         title = f"Largest leverage of {which}, at most {number(float(np.nanmax(largest)))}"
         caption = f"The largest leverage of {which}."
         caption += f" Above {LARGE_LEVERAGE:g} (dotted) the verdict is caution." * limited
-        found.append(PageFigure("largest-leverages", title, caption, "", figure))
-    return found
+        drawn.append(PageFigure("largest-leverages", title, caption, "", figure))
+    return drawn
 
 
 def evaluation(table: Evaluation) -> list[PageFigure]:
@@ -124,7 +125,7 @@ def curve(scan: Scan, chosen: float) -> list[PageFigure]:
     names += ["attack"] if scan.attack is not None else []
     names.append("accuracy" if scan.retrained is None else "gap")
     made = _panels(lambda: scan_figure(scan, chosen=chosen))
-    found = []
+    drawn = []
     for name, figure in zip(names, made, strict=True):
         title = f"{name} against ε from {number(float(scan.scales[0]))} to {number(float(scan.scales[-1]))}"
         if name == scan.ratio_name and scan.ratio is not None:
@@ -133,8 +134,8 @@ def curve(scan: Scan, chosen: float) -> list[PageFigure]:
                 figure.axes[0].plot(chosen, value, marker="o", color="black", markersize=7, clip_on=False)
                 title += f"; {number(value)} at the chosen one"
         caption = f"{PANELS[name]} The upright line is the chosen ε = {number(chosen)}."
-        found.append(PageFigure(f"curve-{len(found) + 1}", title, caption, "", figure))
-    return found
+        drawn.append(PageFigure(f"curve-{len(drawn) + 1}", title, caption, "", figure))
+    return drawn
 
 
 def over_dampings(details: Mapping[str, Any], scan: Scan) -> PageFigure | None:
@@ -161,9 +162,9 @@ def inlined(drawn: Iterable[PageFigure]) -> list[dict[str, Any]]:
 
 def _panels(make: Callable[[], Figure]) -> list[Figure]:
     """A figure of several panels as several figures, each with a legend of its own."""
-    found = [make()]
-    found += [make() for _ in found[0].axes[1:]]
-    for i, figure in enumerate(found):
+    panels = [make()]
+    panels += [make() for _ in panels[0].axes[1:]]
+    for i, figure in enumerate(panels):
         kept, height = figure.axes[i], figure.get_figheight()
         for ax in [ax for ax in figure.axes if ax is not kept]:
             ax.remove()
@@ -176,7 +177,7 @@ def _panels(make: Callable[[], Figure]) -> list[Figure]:
             handles, labels = kept.get_legend_handles_labels()
             columns = max(1, min(3, len(labels)))
             figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
-    return found
+    return panels
 
 
 def _limit(ax: Any) -> None:

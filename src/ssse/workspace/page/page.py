@@ -9,9 +9,9 @@ from typing import Any
 from ssse.rendering.document import PageFigure
 from ssse.rendering.numbers import NOTHING, duration
 from ssse.rendering.templates import template
-from ssse.workspace.page import describe as words
-from ssse.workspace.page import evidence, figures
+from ssse.workspace.page import evidence, figures, words
 from ssse.workspace.page.story import Entry, Request, Story
+from ssse.workspace.record import describe
 
 SHOWN = 20  # requests and entries in view when there are many
 FEW = 30  # up to here all are in view
@@ -36,6 +36,7 @@ def render(entries: Sequence[Mapping[str, Any]], *, name: str, head: str, checke
         checked=checked,
         story=story,
         words=words,
+        describe=describe,
         nothing=NOTHING,
         printed=PRINTED,
         summary=_summary(story),
@@ -47,7 +48,7 @@ def render(entries: Sequence[Mapping[str, Any]], *, name: str, head: str, checke
         choice=evidence.choice(story),
         remains=_remains(story),
         ledger=_folded(story.entries, lambda entry: False, _entry_row),
-        record=_record(story.entries),
+        record=_record(entries),
         provenance=_provenance(story),
     )
 
@@ -89,18 +90,18 @@ def _summary(story: Story) -> dict[str, Any]:
             (pending, "pending"),
             (idle, "with nothing left to erase"),
         )
-        parts = [f"{words.whole(number)} {what}" for number, what in counts if number]
-        sentence = f"{words.count(len(story.requests), 'request')} came: {', '.join(parts)}."
+        parts = [f"{describe.whole(number)} {what}" for number, what in counts if number]
+        sentence = f"{describe.count(len(story.requests), 'request')} came: {', '.join(parts)}."
     return {
         "sentence": sentence,
         "meaning": "" if last is None else words.MEANINGS.get(str(last.verdict), ""),
-        "done": words.whole(done),
-        "refused": words.whole(refused),
-        "pending": words.whole(pending),
+        "done": describe.whole(done),
+        "refused": describe.whole(refused),
+        "pending": describe.whole(pending),
         "unsealed": unsealed,
         "fitted": story.last("fitted") is not None,
-        "erased": words.whole(story.erased_samples),
-        "samples": words.whole(story.samples),
+        "erased": describe.whole(story.erased_samples),
+        "samples": describe.whole(story.samples),
         "share": f"{story.erased_samples / story.samples:.2%}" if story.samples and story.erased_samples else "",
         "verdict": None if last is None else _verdict(last),
         "last": last,
@@ -109,8 +110,8 @@ def _summary(story: Story) -> dict[str, Any]:
 
 
 def _verdict(request: Request) -> tuple[str, str]:
-    found = request.verdict
-    return (NOTHING, "word") if found is None else words.VERDICTS.get(found, (found, "word"))
+    verdict = request.verdict
+    return (NOTHING, "word") if verdict is None else words.VERDICTS.get(verdict, (verdict, "word"))
 
 
 def _request_row(request: Request) -> dict[str, Any]:
@@ -119,8 +120,8 @@ def _request_row(request: Request) -> dict[str, Any]:
         "id": request.id,
         "received": request.received,
         "answered": request.answered,
-        "k": words.whole(request.k),
-        "asked": words.asked(request),
+        "k": describe.whole(request.k),
+        "asked": describe.not_erased_now(request.details("received")),
         "state": words.STATES[request.state],
         "reason": reason,
         "verdict": _verdict(request),
@@ -128,21 +129,21 @@ def _request_row(request: Request) -> dict[str, Any]:
 
 
 def _erasure_row(request: Request) -> dict[str, Any]:
-    found, erased = request.diagnostics, request.details("erased")
+    diagnostics, erased = request.diagnostics, request.details("erased")
     return {
         "id": request.id,
-        "k": words.whole(erased.get("k")),
-        "n": words.whole(erased.get("n")),
-        "scale": words.number(erased.get("scale")),
-        "damping": words.number(erased.get("damping")),
-        "loss": words.change(found.get("loss_before"), found.get("loss_after")),
-        "largest": words.number(found.get("leverage_max")),
-        "sum": words.number(found.get("leverage_sum")),
-        "step": words.number(found.get("relative_step")),
-        "distance": words.distance(erased),
+        "k": describe.whole(erased.get("k")),
+        "n": describe.whole(erased.get("n")),
+        "scale": describe.number(erased.get("scale")),
+        "damping": describe.number(erased.get("damping")),
+        "loss": words.change(diagnostics.get("loss_before"), diagnostics.get("loss_after")),
+        "largest": describe.number(diagnostics.get("leverage_max")),
+        "sum": describe.number(diagnostics.get("leverage_sum")),
+        "step": describe.number(diagnostics.get("relative_step")),
+        "distance": describe.distance_from_refit(erased),
         "verdict": _verdict(request),
-        "reasons": list(found.get("reasons") or ()),
-        "notes": list(found.get("notes") or ()),
+        "reasons": list(diagnostics.get("reasons") or ()),
+        "notes": list(diagnostics.get("notes") or ()),
     }
 
 
@@ -155,23 +156,23 @@ def _method(story: Story) -> list[tuple[str, str, str]]:
     if scale is None and story.choice_dropped is None:
         scale = known("scale", "calibrated")
     n, d = known("n", "fitted"), known("d", "fitted")
-    meanings = words.OF_ESTIMATOR if story.of_estimator else {}
+    meaning_of_rows = words.ROWS_OF_ESTIMATOR if story.of_sklearn else words.ROWS.get(str(rows), "")
     lines = [
         (
             "fitted on",
-            None if n is None else words.count(n, "sample"),
+            None if n is None else describe.count(n, "sample"),
             "the training data, less what was erased before",
         ),
-        ("weights that change", None if d is None else words.whole(d), "all others stay as they are"),
-        ("structure", structure, meanings.get(str(structure), words.STRUCTURES.get(str(structure), ""))),
-        ("rows", rows, meanings.get(str(rows), words.ROWS.get(str(rows), ""))),
+        ("weights that change", None if d is None else describe.whole(d), "all others stay as they are"),
+        ("structure", structure, known("holds", "fitted") or ""),
+        ("rows", rows, meaning_of_rows),
         ("λ, damping", words.maybe(damping), "keeps the step from going far where the data says little"),
         (
             "ε, scale",
-            None if story.of_estimator else words.maybe(scale),
+            None if story.of_sklearn else words.maybe(scale),
             "how far the step goes; how it was chosen is said below",
         ),
-        ("leave-out", None if leave_out is None else words.value(leave_out), words.LEAVE_OUT[bool(leave_out)]),
+        ("leave-out", None if leave_out is None else describe.setting(leave_out), words.LEAVE_OUT[bool(leave_out)]),
         ("policy", policy, words.POLICIES.get(str(policy), "")),
     ]
     return [(name, str(value), meaning) for name, value, meaning in lines if value is not None]
@@ -179,13 +180,13 @@ def _method(story: Story) -> list[tuple[str, str, str]]:
 
 def _drawings(story: Story) -> list[dict[str, Any]]:
     """Of the erasures: the leverages of the last, and all of them one after another."""
-    found: list[PageFigure] = []
+    drawn: list[PageFigure] = []
     if story.erasures:
         values = [v for v in story.erasures[-1].diagnostics.get("leverages") or () if v is not None]
-        found += [figures.leverages(values)] if values else []
+        drawn += [figures.leverages(values)] if values else []
     if len(story.erasures) > 1:
-        found += figures.over_requests([request.diagnostics for request in story.erasures], not story.of_estimator)
-    return figures.inlined(found)
+        drawn += figures.over_requests([request.diagnostics for request in story.erasures], not story.of_sklearn)
+    return figures.inlined(drawn)
 
 
 def _remains(story: Story) -> dict[str, Any]:
@@ -219,7 +220,8 @@ def _curvature_now(story: Story) -> str:
     structure = story.known("structure", "erased", "fitted")
     if story.known("policy", "erased") == "joint" and story.known("leave_out", "erased") is False:
         return f"The current curvature ({structure}) holds the rows of all samples, the erased ones included."
-    return f"The current curvature ({structure}) holds {words.AFTER[structure]}." if structure in words.AFTER else ""
+    holds = None if erased is None else erased["details"].get("holds")
+    return f"The current curvature ({structure}) holds {holds}." if structure and holds else ""
 
 
 def _tally(sealed: Iterable[Mapping[str, Any]], name: str) -> str:
@@ -228,7 +230,7 @@ def _tally(sealed: Iterable[Mapping[str, Any]], name: str) -> str:
     for details in sealed:
         status = str(details.get(name, "not named"))
         counts[status] = counts.get(status, 0) + 1
-    return ", ".join(f"{status} after {words.count(number, 'erasure')}" for status, number in counts.items())
+    return ", ".join(f"{status} after {describe.count(number, 'erasure')}" for status, number in counts.items())
 
 
 def _entry_row(entry: Entry) -> dict[str, Any]:
@@ -237,7 +239,7 @@ def _entry_row(entry: Entry) -> dict[str, Any]:
         "time": entry["time"],
         "kind": words.KINDS.get(entry["kind"], entry["kind"]),
         "request": entry["request"],
-        "facts": words.facts(entry),
+        "facts": describe.describe(entry["kind"], entry["details"]),
         "hash": entry["hash"],
     }
 
@@ -253,7 +255,11 @@ def _record(entries: Sequence[Entry]) -> dict[str, Any]:
             break
         keys = ("seq", "time", "kind", "request", "previous", "hash")
         shown.append({"details": text, **{key: entry[key] for key in keys}})
-    return {"entries": shown, "left": len(entries) - len(shown), "lines": sum(e["details"].count("\n") for e in shown)}
+    return {
+        "entries": shown,
+        "omitted": len(entries) - len(shown),
+        "lines": sum(e["details"].count("\n") for e in shown),
+    }
 
 
 def _shortened(value: Any) -> Any:
@@ -268,8 +274,8 @@ def _shortened(value: Any) -> Any:
 def _provenance(story: Story) -> dict[str, Any]:
     versions: list[tuple[int, str]] = []
     for entry in story.entries:
-        found = entry["details"].get("versions")
-        text = ", ".join(f"{name} {number}" for name, number in found.items()) if found else ""
+        packages = entry["details"].get("versions")
+        text = ", ".join(f"{name} {number}" for name, number in packages.items()) if packages else ""
         if text and (not versions or versions[-1][1] != text):
             versions.append((entry["seq"], text))
     model = story.known("model", "created") or {}
@@ -284,14 +290,20 @@ def _provenance(story: Story) -> dict[str, Any]:
         "seed": details.get("seed"),
         "seconds": None if details.get("seconds") is None else duration(details["seconds"]),
         "gradient": words.maybe(details.get("gradient_norm")),
-        "notes": list(details.get("notes") or ()),
+        "notes": [*_plan(details), *(details.get("notes") or ())],
         "curvature": story.current("curvature"),
-        "settings": [(key, words.value(value)) for key, value in _flat(story.known("settings") or {})],
+        "settings": [(key, describe.setting(value)) for key, value in _flat(story.known("settings") or {})],
     }
 
 
+def _plan(fitted: Mapping[str, Any]) -> list[str]:
+    """What was chosen before the fit, and why; entries of older versions have it among their notes."""
+    plan = fitted.get("plan")
+    return [f"Chosen: {plan['chosen']}.", f"Why: {plan['why']}."] if plan else []
+
+
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     for key, value in settings.items():
-        found += _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
-    return found
+        pairs += _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
+    return pairs

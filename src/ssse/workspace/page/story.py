@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from ssse.workspace.record.details import read_details
+
 Entry = Mapping[str, Any]
 OUTCOMES = ("received", "erased", "refused")  # what makes a request one
 STATES = ("created", "fitted", "calibrated", "erased")  # what leaves a state of weights and curvature behind
@@ -62,8 +64,8 @@ class Request:
 
     @property
     def k(self) -> int | None:
-        found = (self.details(kind).get("k") for kind in ("erased", "received", "refused"))
-        return next((k for k in found if k is not None), None)
+        counts = (self.details(kind).get("k") for kind in ("erased", "received", "refused"))
+        return next((k for k in counts if k is not None), None)
 
     def details(self, kind: str) -> Mapping[str, Any]:
         return self.entries[kind]["details"] if kind in self.entries else {}
@@ -76,21 +78,21 @@ class Story:
     """Everything that the page says, as the entries have it."""
 
     def __init__(self, entries: Sequence[Entry]):
-        self.entries = list(entries)
+        self.entries = [{**entry, "details": read_details(entry["kind"], entry["details"])} for entry in entries]
 
     @cached_property
     def requests(self) -> list[Request]:
         """In the order in which they came."""
-        found: dict[str, Request] = {}
+        by_id: dict[str, Request] = {}
         for entry in self.entries:
             name, kind = entry["request"], entry["kind"]
             if name is not None and kind in OUTCOMES:
-                request = found.setdefault(name, Request(name))
+                request = by_id.setdefault(name, Request(name))
                 request.entries[kind] = entry
                 request.first_received = request.first_received or entry["time"]
-            elif name in found:
-                found[name].entries[kind] = entry
-        return list(found.values())
+            elif name in by_id:
+                by_id[name].entries[kind] = entry
+        return list(by_id.values())
 
     @cached_property
     def erasures(self) -> list[Request]:
@@ -98,9 +100,9 @@ class Story:
         return sorted((r for r in self.requests if r.done), key=lambda r: r.entries["erased"]["seq"])
 
     @property
-    def of_estimator(self) -> bool:
+    def of_sklearn(self) -> bool:
         """Whether the model is one of scikit-learn's, with a bound on how far it is from a refit."""
-        return (self.known("model", "created") or {}).get("kind") == "scikit-learn"
+        return self.known("engine", "created") == "sklearn"
 
     @property
     def choice_dropped(self) -> Entry | None:

@@ -38,12 +38,12 @@ def copied(path: Path) -> Iterator[Path]:
 
 
 def _stamps(path: Path) -> list[Any]:
-    found = []
+    stamps = []
     for name in (FILE, LOG):
         with suppress(FileNotFoundError):
             stat = path.with_name(name).stat()
-            found.append((name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
-    return found
+            stamps.append((name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return stamps
 
 
 def in_place(path: Path) -> sqlite3.Connection | None:

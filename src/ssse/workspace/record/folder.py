@@ -30,7 +30,7 @@ from ssse.workspace.record import ledger as ledgers
 from ssse.workspace.record.database import LOG
 from ssse.workspace.record.ledger import Entry, Ledger
 from ssse.workspace.record.seal import FILE as SEAL
-from ssse.workspace.record.seal import Seal, digest_of, stamp
+from ssse.workspace.record.seal import Seal
 
 WEIGHTS, SKOPS, CURVATURE = "weights.safetensors", "model.skops", "curvature"
 MODELS = (WEIGHTS, SKOPS)  # names that the model of a state may have
@@ -76,22 +76,15 @@ class Folder:
         """Of a workspace at rest, the ledger's file is as it was sealed."""
         if seal.command is not None:
             return
-        known = {self.ledger.name, toml.FILE} <= set(seal.files) and not self.ledger.is_symlink()
-        if not known or not self._is_sealed(seal) or files.size(self.path / LOG):
+        if toml.FILE not in seal.files or not seal.fits(self.path, self.ledger.name) or files.size(self.path / LOG):
             raise Damaged(f"'{self.ledger}' is not as it was written. Restore a backup; `ssse verify` says more.")
-
-    def _is_sealed(self, seal: Seal) -> bool:
-        """A file that was not touched since need not be read whole: a request's time must not grow with the ledger."""
-        if stamp(self.ledger) == seal.stamp != []:
-            return True
-        return self.ledger.is_file() and digest_of(self.ledger) == seal.files[self.ledger.name]
 
     def refuse_damaged(self, ledger: Ledger, seal: Seal) -> None:
         """What is about to be relied on. After a kill also what the old state is about to be removed for."""
         expected: dict[str, str] = {}
         if seal.command is not None:
-            if found := ledger.damages():
-                raise Damaged(f"'{self.ledger}': {found[0]}. `ssse verify` says more.")
+            if damages := ledger.damages():
+                raise Damaged(f"'{self.ledger}': {damages[0]}. `ssse verify` says more.")
             made = ledger.last(*MAKERS)
             if made is not None:
                 expected |= {f"states/{state_name(made)}/{name}": d for name, d in made.details["files"].items()}
@@ -121,6 +114,15 @@ class Folder:
         free = shutil.disk_usage(self.path).free
         if free < needed + SPARE:
             raise OSError(errno.ENOSPC, f"This needs {needed + SPARE:,} bytes and {free:,} are free", str(self.path))
+
+
+def link_model(old: Path, new: Path) -> None:
+    """The same weights in a new state: the file itself under another name, so that a later request has one to erase."""
+    name = model_file({path.name: "" for path in old.iterdir()})
+    try:
+        os.link(old / name, new / name)
+    except OSError:  # not on every disk
+        shutil.copyfile(old / name, new / name)
 
 
 def state_name(entry: Entry) -> str:

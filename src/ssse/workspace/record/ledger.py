@@ -16,18 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from ssse.errors import BrokenArtefact
-from ssse.system.digests import digest_bytes
+from ssse.system.digests import digest_bytes, digest_file
 from ssse.system.environment import clock
 from ssse.workspace.record.database import (
     FILE,
-    LOG,
     connect,
     copied,
     in_place,
     in_words,
     settle,
 )
-from ssse.workspace.record.pages import PAGE, Change
 
 FIRST = "0" * 64  # the hash before the first entry
 AT_A_TIME = 500  # parameters of one SQL statement
@@ -62,7 +60,7 @@ class Entry:
     previous: str
     hash: str
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def expected_hash(self) -> str:
@@ -74,12 +72,11 @@ class Ledger:
 
     def __init__(self, connection: sqlite3.Connection):
         self._connection = connection
-        self.change: Change | None = None  # what was written, once it was closed in order
+        self.digest_before: str | None = None  # of the file, as it was until what was written came into it
 
     @classmethod
     def create(cls, path: Path) -> None:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            connection.execute(f"PRAGMA page_size = {PAGE}")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(SCHEMA)
             settle(connection)
@@ -99,9 +96,8 @@ class Ledger:
             ledger._settle(path)
 
     def _settle(self, path: Path) -> None:
-        change = Change.about_to_come(path, path.with_name(LOG))
+        self.digest_before = digest_file(path)  # until here nothing of ours is in it: SQLite writes into its log first
         settle(self._connection)
-        self.change = change
 
     @classmethod
     @contextmanager
@@ -128,16 +124,24 @@ class Ledger:
             self._connection.executemany("INSERT INTO samples VALUES (?, ?)", ((seq, int(d)) for d in sorted(samples)))
         return entry
 
+    @property
+    def salt(self) -> bytes:
+        """Of the samples' digests, which nobody can compute without it."""
+        created = self.first("created")
+        if created is None:
+            raise BrokenArtefact(f"'{FILE}' is damaged: no entry made the workspace.")
+        return bytes.fromhex(created.details["salt"])
+
     def last(self, *kinds: str) -> Entry | None:
         """The newest entry, or the newest of some kinds."""
         if not kinds:
             return self._one("ORDER BY seq DESC LIMIT 1")
-        found = [self._one("WHERE kind = ? ORDER BY seq DESC LIMIT 1", kind) for kind in kinds]
-        return max((entry for entry in found if entry), key=lambda entry: entry.seq, default=None)
+        newest = [self._one("WHERE kind = ? ORDER BY seq DESC LIMIT 1", kind) for kind in kinds]
+        return max((entry for entry in newest if entry), key=lambda entry: entry.seq, default=None)
 
     def last_before(self, seq: int, *kinds: str) -> Entry | None:
-        found = [self._one("WHERE kind = ? AND seq < ? ORDER BY seq DESC LIMIT 1", kind, seq) for kind in kinds]
-        return max((entry for entry in found if entry), key=lambda entry: entry.seq, default=None)
+        newest = [self._one("WHERE kind = ? AND seq < ? ORDER BY seq DESC LIMIT 1", kind, seq) for kind in kinds]
+        return max((entry for entry in newest if entry), key=lambda entry: entry.seq, default=None)
 
     def last_of_request(self, request: str) -> Entry | None:
         return self._one("WHERE request = ? ORDER BY seq DESC LIMIT 1", request)
@@ -166,32 +170,32 @@ class Ledger:
 
     def erased(self, digests: Iterable[int]) -> dict[int, list[str]]:
         """Of the given digests those that are erased: by which requests, once for each time."""
-        found: dict[int, list[str]] = {}
+        requests: dict[int, list[str]] = {}
         wanted = sorted({int(digest) for digest in digests})
         for start in range(0, len(wanted), AT_A_TIME):
             part = wanted[start : start + AT_A_TIME]
             marks = ", ".join("?" * len(part))
             for digest, request in self._connection.execute(f"{ERASED} WHERE digest IN ({marks}) ORDER BY seq", part):
-                found.setdefault(digest, []).append(request)
-        return found
+                requests.setdefault(digest, []).append(request)
+        return requests
 
     def erased_samples(self, requests: Sequence[str] | None = None) -> Counter[int]:
         """How often each sample was erased: by all requests, or by these."""
-        found: Counter[int] = Counter()
+        times: Counter[int] = Counter()
         wanted = None if requests is None else set(requests)
         for digest, request in self._connection.execute(ERASED):
             if wanted is None or request in wanted:
-                found[digest] += 1
-        return found
+                times[digest] += 1
+        return times
 
     def samples_of(self, seq: int) -> list[int]:
         return [row[0] for row in self._connection.execute("SELECT digest FROM samples WHERE entry = ?", (seq,))]
 
     def damages(self) -> list[str]:
         """What does not hold: the file's structure, its triggers, the chain, the digests of erased samples."""
-        found = [row[0] for row in self._connection.execute("PRAGMA integrity_check(3)") if row[0] != "ok"]
-        if found:
-            return [f"SQLite finds it damaged ({found[0]})"]
+        damages = [row[0] for row in self._connection.execute("PRAGMA integrity_check(3)") if row[0] != "ok"]
+        if damages:
+            return [f"SQLite finds it damaged ({damages[0]})"]
         if _schema_of(self._connection) != _expected_schema():
             return ["its tables or its append-only triggers are not the original ones"]
         previous = FIRST
@@ -242,9 +246,9 @@ class Ledger:
 
     def _all(self, rest: str, *values: Any) -> Iterator[Entry]:
         query = f"SELECT seq, time, kind, request, details, previous, hash FROM entries {rest}"
-        for seq, time, kind, request, details, previous, found in self._connection.execute(query, values):
+        for seq, time, kind, request, details, previous, hashed in self._connection.execute(query, values):
             try:
-                yield Entry(seq, time, kind, request, json.loads(details), previous, found)
+                yield Entry(seq, time, kind, request, json.loads(details), previous, hashed)
             except (json.JSONDecodeError, TypeError, RecursionError) as error:
                 raise BrokenArtefact(f"'{FILE}' was altered: entry {seq} is not readable.") from error
 

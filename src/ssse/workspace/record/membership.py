@@ -25,12 +25,12 @@ class Standing:
 
     Attributes:
         fresh: places of those that can be erased. already: those that are erased, by the request that did it.
-        strangers: places of those that were never in the training data, or more often now than then.
+        unknown: places of those that were never in the training data, or more often now than then.
     """
 
     fresh: np.ndarray
     already: dict[str, int]
-    strangers: list[int]
+    unknown: list[int]
 
 
 class Membership:
@@ -52,8 +52,8 @@ class Membership:
 
     def times(self, wanted: np.ndarray) -> np.ndarray:
         """How often each was trained on."""
-        left, right = (np.searchsorted(self.digests, wanted, side) for side in ("left", "right"))
-        return right - left
+        first, behind = (np.searchsorted(self.digests, wanted, side) for side in ("left", "right"))
+        return behind - first
 
     def standing(self, wanted: np.ndarray, ledger: Ledger) -> Standing:
         """Each occurrence counts once: a sample that was trained on twice can be erased twice."""
@@ -61,7 +61,7 @@ class Membership:
         trained = dict(zip(wanted.tolist(), self.times(wanted).tolist(), strict=True))
         due = Counter({digest: times - len(erased.get(digest, ())) for digest, times in trained.items()})
         fresh: list[int] = []
-        strangers: list[int] = []
+        unknown: list[int] = []
         already: Counter[str] = Counter()
         requests = {digest: iter(by) for digest, by in erased.items()}
         for place, (digest, can_go) in enumerate(zip(wanted.tolist(), take_due(wanted.tolist(), due), strict=True)):
@@ -70,8 +70,8 @@ class Membership:
             elif (request := next(requests.get(digest, iter(())), None)) is not None:
                 already[request] += 1
             else:
-                strangers.append(place)
-        return Standing(np.array(fresh, dtype=np.int64), dict(already), strangers)
+                unknown.append(place)
+        return Standing(np.array(fresh, dtype=np.int64), dict(already), unknown)
 
     def remaining(self, data: np.ndarray, erased: Counter[int]) -> np.ndarray:
         """Places in the data of the samples that were trained on and are not erased.
@@ -82,23 +82,30 @@ class Membership:
             InvalidData: the data holds samples that the first fit did not know, or not that often, or lacks some that
                 stay.
         """
-        left = Counter(dict(zip(*(part.tolist() for part in np.unique(self.digests, return_counts=True)), strict=True)))
+        stays = Counter(
+            dict(zip(*(part.tolist() for part in np.unique(self.digests, return_counts=True)), strict=True))
+        )
         present = Counter(data.tolist())
-        strange = sum(max(0, count - left[digest]) for digest, count in present.items() if not erased[digest])
-        if strange:
+        unknown = sum(max(0, count - stays[digest]) for digest, count in present.items() if not erased[digest])
+        if unknown:
             raise InvalidData(
-                f"{strange} samples of the training data are not those that the first fit saw, or are there more "
+                f"{unknown} samples of the training data are not those that the first fit saw, or are there more "
                 "often. The curvature is of what the model was trained on; for other data make a new workspace."
             )
-        left.subtract(erased)
-        surplus = take_due(data.tolist(), present - left)
-        lacking = sum(max(0, count - present[digest]) for digest, count in left.items())
+        stays.subtract(erased)
+        surplus = take_due(data.tolist(), present - stays)
+        lacking = sum(max(0, count - present[digest]) for digest, count in stays.items())
         if lacking:
             raise InvalidData(
                 f"The training data lacks {lacking} samples that were trained on and are not erased. To forget them, "
                 "erase them first."
             )
         return np.flatnonzero(~np.array(surplus, dtype=bool))
+
+
+def places_that_stay(path: Path, ledger: Ledger, data: np.ndarray) -> np.ndarray:
+    """Places in the data of the samples that were trained on and that no request has erased. `path`: of the digests."""
+    return Membership.load(path).remaining(data, ledger.erased_samples())
 
 
 def places_among(data: np.ndarray, wanted: Counter[int]) -> np.ndarray:

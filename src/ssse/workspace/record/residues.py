@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-SUMS = "sums over the samples, from which the forgotten ones were subtracted"
-HELD = {
-    "dense": SUMS,
-    "diagonal": SUMS,
-    "recurrence": SUMS,
-    "lowrank": "the rows of every sample that stays; those of the forgotten samples were taken out",
-    "truncated": "the leading directions of all samples; the forgotten ones were subtracted inside them",
-    "matrix_free": "a preconditioner at most, from which the forgotten samples were subtracted",
-}
-
 
 def what_remains(erased: Mapping[str, Any], created: Mapping[str, Any]) -> list[dict[str, str]]:
-    """In words, one line a place, for somebody who must decide what else to delete."""
+    """In words, one line a place, for somebody who must decide what else to delete.
+
+    `erased`, `created`: the details of the two entries, as `read_details` gives them.
+    """
     old = erased["old"]
     lines = [
         _line("weights before this request", _done(old["weights"])),
@@ -79,20 +72,15 @@ def _done(policy: str) -> str:
 def _curvature_now(erased: Mapping[str, Any]) -> str:
     if erased.get("curvature_dropped"):
         return "none: rows of mini-batches cannot be separated, so it was dropped. Fit anew on the data that stays."
-    words = HELD.get(erased["structure"], SUMS)
     if erased["policy"] == "joint" and not erased["leave_out"]:
         return "all rows, the forgotten ones included: a joint stream over the full curvature needs them."
-    drift = ""
-    if (
-        erased["policy"] == "rebase"
-        and not erased.get("exact")
-        and erased["structure"] in ("dense", "diagonal", "recurrence", "truncated")
-    ):
-        drift = (
+    remainder = ""
+    if erased["policy"] == "rebase" and not erased.get("exact") and erased["keeps_remainder"]:
+        remainder = (
             " In a stream a remainder stays, of the size by which the model moved between requests; and who also has "
             "all the data that stays can solve for the model that it was taken at. `ssse fit --again` ends both."
         )
-    return f"holds {words}.{drift}"
+    return f"holds {erased['holds']}.{remainder}"
 
 
 def _line(what: str, status: str) -> dict[str, str]:

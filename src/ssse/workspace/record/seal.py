@@ -7,15 +7,20 @@ interrupted; the next one finishes its work first. Nothing here imports torch.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ssse.errors import BrokenArtefact
 from ssse.system.digests import digest_file, digest_json
 from ssse.system.files import behind_link, write_atomically
-from ssse.workspace.record import database, pages
+from ssse.workspace.record import database
+from ssse.workspace.record.page_sum import sum_of_pages
 
 FILE = "seal.json"
+FORM = 2  # every digest is the SHA-256 of the whole file. In form 1 the ledger's was a sum over its pages.
+FIELDS = {1: {"files", "command", "stamp"}, FORM: {"files", "command", "form"}}
 
 
 @dataclass(frozen=True)
@@ -24,13 +29,12 @@ class Seal:
 
     Attributes:
         files: digests by name. command: what is under way; None when closed.
-        stamp: size and time of change of the ledger's file. While they are the same a command trusts it; `ssse verify`
-            never does.
+        form: how the digests are computed. Seals of form 1 are read, and never written.
     """
 
     files: dict[str, str]
     command: str | None = None
-    stamp: list[int] = field(default_factory=list)
+    form: int = FORM
 
     @classmethod
     def read(cls, folder: Path) -> Seal:
@@ -39,56 +43,68 @@ class Seal:
             raise BrokenArtefact(f"'{path}' is missing; is '{folder}' a workspace that `ssse init` made?")
         if path.is_symlink():
             raise BrokenArtefact(f"'{path}' is a symbolic link, which no command of ssse made.")
+        content = path.read_bytes()
         try:
-            found = json.loads(path.read_bytes())
-            seal = cls(dict(found["files"]), found["command"], list(found["stamp"]))
-            if path.read_bytes() != seal._body():
-                raise BrokenArtefact(f"'{path}' was altered: it does not match its own digest.")
+            body = json.loads(content)
+            del body["digest"]
+            whole = content == _with_digest(body)
+            form = body.get("form", 1)
+            seal = cls(dict(body["files"]), body["command"], form)
+            known = FIELDS.get(form)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise BrokenArtefact(f"'{path}' was altered: it is not a seal any more.") from None
+        if not whole:
+            raise BrokenArtefact(f"'{path}' was altered: it does not match its own digest.")
+        if known is None:
+            raise BrokenArtefact(
+                f"'{path}' has the form {str(form)[:20]}, and this version of ssse knows forms up to {FORM}: use the "
+                "version that wrote it."
+            )
+        if set(body) != known:
+            raise BrokenArtefact(f"'{path}' was altered: it is not a seal any more.")
         return seal
 
     def write(self, folder: Path) -> None:
-        write_atomically(folder / FILE, self._body())
+        assert self.form == FORM
+        body = {"files": self.files, "command": self.command, "form": self.form}
+        write_atomically(folder / FILE, _with_digest(body))
 
     def with_files(self, other: Seal) -> Seal:
         return replace(self, files={**self.files, **other.files})
 
-    def stamped(self, folder: Path) -> Seal:
-        return replace(self, stamp=stamp(folder / database.FILE))
-
     def opened(self, command: str) -> Seal:
         return replace(self, command=command)
 
+    def in_todays_form(self, folder: Path) -> Seal:
+        """For who has checked the ledger by the seal as it is, or has read it whole after a kill."""
+        if self.form == FORM:
+            return self
+        ledger = {database.FILE: digest_file(folder / database.FILE)} if database.FILE in self.files else {}
+        return replace(self, files={**self.files, **ledger}, form=FORM)
+
+    def fits(self, folder: Path, name: str) -> bool:
+        """Whether the file is there, in its own place, and as it was sealed."""
+        path = folder / name
+        return (
+            name in self.files
+            and path.is_file()
+            and not behind_link(folder, name)
+            and self._digest(path) == self.files[name]
+        )
+
     def altered(self, folder: Path) -> list[str]:
         """Files that are not as they were sealed, are gone, or lie elsewhere."""
-        return [
-            name
-            for name, digest in self.files.items()
-            if not (folder / name).is_file() or behind_link(folder, name) or digest_of(folder / name) != digest
-        ]
+        return [name for name in self.files if not self.fits(folder, name)]
 
-    def _body(self) -> bytes:
-        plain = {"files": self.files, "command": self.command, "stamp": self.stamp}
-        digest = digest_json(plain)
-        whole = {**plain, "digest": digest}
-        return json.dumps(whole, sort_keys=True, ensure_ascii=False, indent=1).encode() + b"\n"
+    def _digest(self, path: Path) -> str:
+        return sum_of_pages(path) if self.form == 1 and path.name == database.FILE else digest_file(path)
 
 
 def seal_files(folder: Path, names: tuple[str, ...]) -> Seal:
     """A closed seal over those of the files that are there."""
-    found = Seal({name: digest_of(folder / name) for name in names if (folder / name).is_file()})
-    return found.stamped(folder) if database.FILE in found.files else found
+    return Seal({name: digest_file(folder / name) for name in names if (folder / name).is_file()})
 
 
-def digest_of(path: Path) -> str:
-    return pages.sum_of(path) if path.name == database.FILE else digest_file(path)
-
-
-def stamp(path: Path) -> list[int]:
-    """[] where there is no such file, which no seal holds."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return []
-    return [found.st_size, found.st_mtime_ns]
+def _with_digest(body: Mapping[str, Any]) -> bytes:
+    whole = {**body, "digest": digest_json(body)}
+    return json.dumps(whole, sort_keys=True, ensure_ascii=False, indent=1).encode() + b"\n"

@@ -11,9 +11,10 @@ from typing import Any
 
 from ssse.errors import BrokenArtefact, Damaged, SSSEError
 from ssse.system import files
-from ssse.system.digests import digest_folder
+from ssse.system.digests import digest_file, digest_folder
 from ssse.workspace import settings as toml
 from ssse.workspace.record import ledger as ledgers
+from ssse.workspace.record.details import read_details
 from ssse.workspace.record.folder import (
     CURVATURE,
     MAKERS,
@@ -28,14 +29,14 @@ from ssse.workspace.record.folder import (
 from ssse.workspace.record.ledger import Entry, Ledger
 from ssse.workspace.record.lock import locked
 from ssse.workspace.record.residues import what_remains
-from ssse.workspace.record.seal import Seal, digest_of, seal_files
+from ssse.workspace.record.seal import Seal, seal_files
 from ssse.workspace.settings import Settings
 
 
 @contextmanager
-def holding(
+def open_transaction(
     folder: Folder, command: str, *, wait: bool = True, waiting: Callable[[], None] = lambda: None
-) -> Iterator[Hold]:
+) -> Iterator[Transaction]:
     """Alone with the workspace. What an earlier command was killed at is finished first.
 
     Raises:
@@ -45,29 +46,32 @@ def holding(
     with locked(folder.path, wait=wait, waiting=waiting):
         folder.check_disk()
         folder.check_link()
-        hold = None
+        transaction = None
         try:
             seal = Seal.read(folder.path)
             folder.refuse_altered(seal)
             with Ledger.open(folder.ledger) as ledger:
                 folder.refuse_damaged(ledger, seal)
+                seal = seal.in_todays_form(folder.path)
                 killed = seal.command is not None
-                hold = Hold(folder, ledger, toml.read(folder.path / toml.FILE), command, seal, recovered=killed)
+                transaction = Transaction(
+                    folder, ledger, toml.read(folder.path / toml.FILE), command, seal, recovered=killed
+                )
                 if killed:
-                    hold.finish()
-                yield hold
+                    transaction.finish()
+                yield transaction
         except BaseException as error:
-            if hold is not None:
-                hold.give_up()
+            if transaction is not None:
+                transaction.give_up()
             if isinstance(error, BrokenArtefact):
                 raise Damaged(str(error)) from error
             raise
-        hold.close()
+        transaction.close()
 
 
 @dataclass
-class Hold:
-    """The workspace, held alone by one command."""
+class Transaction:
+    """The workspace, locked by one command, on its way from one whole state to the next."""
 
     folder: Folder
     ledger: Ledger
@@ -79,10 +83,10 @@ class Hold:
     @property
     def current(self) -> Entry:
         """The entry that made the current state."""
-        found = self.ledger.last(*MAKERS)
-        if found is None:
+        made = self.ledger.last(*MAKERS)
+        if made is None:
             raise BrokenArtefact(f"'{self.folder.ledger}' is damaged: no entry made a state.")
-        return found
+        return made
 
     def finish(self) -> None:
         """What a killed command left. Its page is the old one or the new one, and nobody wrote down which."""
@@ -101,7 +105,7 @@ class Hold:
         assert known is not None
         before = toml.check(known.details["settings"], "The ledger")
         if changed := toml.changes(before, self.settings):
-            self.ledger.append("configured", None, {"changes": changed, "settings": self.settings.plain()})
+            self.ledger.append("configured", None, {"changes": changed, "settings": self.settings.to_dict()})
 
     def advance(
         self,
@@ -157,7 +161,7 @@ class Hold:
             done = {f"old_{part}": "kept" if keep else "shredded" for part, keep in kept.items()}
             created = self.ledger.first("created")
             assert created is not None
-            remains = what_remains(current.details, created.details)
+            remains = what_remains(*(read_details(entry.kind, entry.details) for entry in (current, created)))
             self.ledger.append("sealed", current.request, {**done, "remains": remains})
 
     def give_up(self) -> None:
@@ -177,15 +181,18 @@ class Hold:
             return
         kept = {name: digest for name, digest in self.seal.files.items() if (self.folder.path / name).is_file()}
         kept[ledgers.FILE] = self._ledger_now()
-        self.seal = Seal(kept).with_files(seal_files(self.folder.path, (toml.FILE,))).stamped(self.folder.path)
+        self.seal = Seal(kept).with_files(seal_files(self.folder.path, (toml.FILE,)))
         self.seal.write(self.folder.path)
 
     def _ledger_now(self) -> str:
-        """Its digest, from the one that was sealed and what this command wrote; after a kill, from all of it."""
-        change, known = self.ledger.change, self.seal.files.get(ledgers.FILE)
-        if self.recovered or change is None or known is None:
-            return digest_of(self.folder.ledger)
-        return change.applied_to(known, self.folder.ledger)
+        """Its digest after what this command wrote.
+
+        A file that somebody altered while the command worked keeps the digest that was sealed, which it does not match:
+        an alteration cannot slip into a new seal.
+        """
+        sealed, before = self.seal.files.get(ledgers.FILE), self.ledger.digest_before
+        altered = not self.recovered and sealed is not None and before is not None and before != sealed
+        return sealed if altered and sealed is not None else digest_file(self.folder.ledger)
 
     def write_page(self, text: str) -> Path:
         """The page is sealed too, without an entry: it can be made again at any time."""

@@ -1,0 +1,65 @@
+"""`ssse init`: from the user's files to a workspace."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from ssse.errors import InvalidSetting
+from ssse.system import files
+from ssse.system.environment import versions
+from ssse.workspace import settings as toml
+from ssse.workspace.engines.choice import engine_for
+from ssse.workspace.engines.data import UserData
+from ssse.workspace.record import ledger as ledgers
+from ssse.workspace.record.folder import SKOPS, Folder
+from ssse.workspace.record.ledger import Entry, Ledger
+from ssse.workspace.record.seal import seal_files
+from ssse.workspace.record.transaction import Transaction
+from ssse.workspace.settings import Settings
+
+
+def create(path: Path, settings: Settings, weights: Path) -> tuple[Entry, dict[str, Any]]:
+    """A new workspace, whole or not at all: its first entry, and what was seen while checking."""
+    if os.path.lexists(path):
+        raise InvalidSetting(f"'{path}' exists already; name a folder that does not.")
+    if any("\ud800" <= sign <= "\udfff" for sign in str(path)):  # bytes of a name that are no UTF-8
+        raise InvalidSetting(f"'{path}': safetensors cannot open files in such a folder; name one in UTF-8.")
+    _check_factory(settings, weights)
+    user_data = UserData(settings, path)
+    engine = engine_for(user_data)
+    model = engine.read(weights)
+    engine.take_over(model)
+    seen = engine.look(model)
+    settings = user_data.settings
+    if user_data.train.columns and settings.data.inputs is None:  # other tables are read by these names, not by places
+        settings = settings.with_options({"data.inputs": list(user_data.train.columns)})
+    with files.new_folder(path) as unfinished:
+        (unfinished / toml.FILE).write_text(settings.to_toml(), encoding="utf-8")
+        (unfinished / "states").mkdir()
+        Ledger.create(unfinished / ledgers.FILE)
+        details = {
+            "engine": engine.name,
+            "model": engine.about(model),
+            "salt": secrets.token_hex(32),
+            "settings": settings.to_dict(),
+            "versions": versions(),
+        }
+        with Ledger.open(unfinished / ledgers.FILE) as ledger:
+            transaction = Transaction(Folder(unfinished), ledger, settings, "init", seal_files(unfinished, ()))
+            entry = transaction.advance("created", None, details, lambda state: engine.write_state(state, model, None))
+        seal_files(unfinished, (ledgers.FILE, toml.FILE)).write(unfinished)
+    return entry, seen
+
+
+def _check_factory(settings: Settings, weights: Path) -> None:
+    """A skops file says by itself what it holds; any other file does not."""
+    itself = weights.suffix.lower() == Path(SKOPS).suffix
+    if itself and settings.model.factory is not None:
+        raise InvalidSetting(f"'{weights}' says by itself which model it is: leave --model and --argument out.")
+    if settings.model.factory is None and weights.suffix.lower() in (".npz", ".safetensors", ".pt", ".pth"):
+        raise InvalidSetting(
+            f"Name the model with --model: '{weights}' holds numbers alone; only a .skops file says which model it is."
+        )

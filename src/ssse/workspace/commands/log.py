@@ -1,0 +1,20 @@
+"""`ssse log`: the ledger, entry by entry; also while another command is at work. Reads only, without torch."""
+
+from __future__ import annotations
+
+from ssse.errors import InvalidSetting
+from ssse.workspace.record.folder import Folder
+from ssse.workspace.results import Log
+
+
+def read_log(folder: Folder, request: str | None = None) -> Log:
+    """All entries, or those of one request."""
+    with folder.read() as ledger:
+        if request is None:
+            entries = list(ledger.entries())
+        else:  # an id that could never have been given is not even looked for
+            entries = ledger.of_request(request) if request.isprintable() else []
+        pending, last = ledger.pending(), ledger.last()
+    if request is not None and not entries:
+        raise InvalidSetting(f"There is no request '{request}' in the ledger.")
+    return Log(entries, last.hash if last else "", pending)
