@@ -20,7 +20,8 @@ from ssse.calibration.step_path import Line
 from ssse.curvature.dense import DenseStructure
 from ssse.problem.problem import Problem
 from tests.support import dense, problems
-from tests.support.refusals import snapshot
+from tests.support.patches import forbidden
+from tests.support.refusals import fit, snapshot
 
 SCALES = (0.05, 0.4, 1.0, 3.0, 20.0)
 S = slice(0, 12)
@@ -227,18 +228,28 @@ def test_forward_passes(name):
     assert samples <= sum(seen) - (allowed - 1) * samples <= samples + 5 * 32
 
 
-def test_nothing_is_solved_and_nothing_fitted(monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("a scan must not solve")
+SOLVERS = [  # where the package solves: what is patched, and the module that looks it up
+    *((DenseStructure, name, "ssse.erasure.erase") for name in ("solve", "leave_out", "remove")),
+    (ssse.Curvature, "solve", "ssse.curvature.curvature"),
+    (torch.linalg, "cholesky_ex", "ssse.curvature.gram"),
+    (torch.linalg, "solve_triangular", "ssse.curvature.gram"),
+    (torch.linalg, "cholesky", "ssse.curvature.dual"),
+    (torch.linalg, "eigh", "ssse.curvature.truncated"),
+    (torch.linalg, "qr", "ssse.curvature.truncated"),
+]
 
-    for home, names in ((DenseStructure, ("solve", "leave_out", "remove")), (ssse.Curvature, ("fit", "solve"))):
-        for name in names:
-            monkeypatch.setattr(home, name, refuse)
-    for name in ("cholesky", "cholesky_ex", "solve", "inv", "eigh", "svd", "qr"):
-        monkeypatch.setattr(torch.linalg, name, refuse)
-    monkeypatch.setattr("ssse.erasure.erase.erase", refuse)
+
+def test_nothing_is_solved_and_nothing_fitted(monkeypatch):
+    sample = problems.linear("cross_entropy")
+    curvature = fit(sample)
+    for home, name, by in SOLVERS:
+        monkeypatch.setattr(home, name, forbidden("a scan must not solve", by=by))
     for subject in SUBJECTS:
         subject.scan()
+    with pytest.raises(pytest.fail.Exception, match="must not solve"):  # and who does solve is found out
+        ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 2)))
+    with pytest.raises(pytest.fail.Exception, match="must not solve"):
+        fit(sample)
 
 
 def test_a_model_linear_in_theta_is_not_copied(monkeypatch):

@@ -22,6 +22,8 @@ from ssse.paper.reproduce import redraw
 from ssse.paper.result import Result
 from ssse.paper.settings import Settings
 
+pytestmark = pytest.mark.long
+
 RESULTS = Path(__file__).parents[2] / "results"
 KEPT = sorted(path.parent.name for path in RESULTS.glob("*/results.json"))
 

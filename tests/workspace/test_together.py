@@ -38,6 +38,7 @@ def path(pristine) -> Path:
     return copy
 
 
+@pytest.mark.long
 def test_processes_that_erase_at_the_same_time(tmp_path):
     """What the parent checks itself: the chain, each request in one piece, and states as of one after the other."""
     command = [sys.executable, "-m", "tests.support.crowding", str(tmp_path / "home")]
