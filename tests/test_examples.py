@@ -172,6 +172,6 @@ def test_whole_class(run):
 def test_the_example_with_a_table_says_that_it_needs_pandas(tmp_path):
     (tmp_path / "pandas.py").write_text("raise ImportError('as if it were not there')")
     script = shutil.copy(FOLDER / "churn_customer.py", tmp_path)
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 1
     assert done.stderr == "This example makes a table with pandas: pip install pandas\n"

@@ -418,7 +418,7 @@ def run(script: str, *arguments: object) -> str:
     paths = [os.environ.get("PYTHONPATH", ""), str(root)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", script, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment, timeout=1800)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
@@ -43,11 +44,12 @@ class CheckedMonkeyPatch(pytest.MonkeyPatch):  # type: ignore[misc]  # final, to
         label = f"{getattr(target, '__name__', type(target).__name__)}.{name}"
         function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
         if hasattr(function, "by"):
-            assert looks_up(sys.modules[function.by], target, name), f"{function.by} never looks up {label}."
+            assert looks_up(import_module(function.by), target, name), f"{function.by} never looks up {label}."
         elif inspect.isroutine(function):
             value = self._counted(label, value, function)
         else:
             readers = [module for key, module in sys.modules.items() if key.split(".")[0] == "ssse"]
+            readers += [target] if isinstance(target, ModuleType) else []
             assert any(looks_up(module, target, name) for module in readers), f"Nothing looks up {label}."
         super().setattr(target, name, value, raising)
 

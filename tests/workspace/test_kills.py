@@ -32,7 +32,7 @@ def kill(group: str) -> dict[str, dict[str, int]]:
     with tempfile.TemporaryDirectory(prefix="ssse-kills-", dir=place) as home:
         command = [sys.executable, "-m", "tests.support.killing", home, group]
         root = Path(__file__).parents[2]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=600)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=1800)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 
