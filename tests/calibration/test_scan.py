@@ -20,7 +20,7 @@ from ssse.calibration.step_path import Line
 from ssse.curvature.dense import DenseStructure
 from ssse.problem.problem import Problem
 from tests.support import dense, problems
-from tests.support.patches import forbidden
+from tests.support.patches import Forbidden
 from tests.support.refusals import fit, snapshot
 
 SCALES = (0.05, 0.4, 1.0, 3.0, 20.0)
@@ -243,7 +243,7 @@ def test_nothing_is_solved_and_nothing_fitted(monkeypatch):
     sample = problems.linear("cross_entropy")
     curvature = fit(sample)
     for home, name, by in SOLVERS:
-        monkeypatch.setattr(home, name, forbidden("a scan must not solve", by=by))
+        monkeypatch.setattr(home, name, Forbidden("a scan must not solve", by=by))
     for subject in SUBJECTS:
         subject.scan()
     with pytest.raises(pytest.fail.Exception, match="must not solve"):  # and who does solve is found out

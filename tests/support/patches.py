@@ -1,7 +1,7 @@
 """A monkeypatch that notices patches without effect: a name that nobody looks up proves nothing.
 
 A function put in the place of another must have been called when the test ends. One that must not be called is made by
-`forbidden`, and then the code under test must at least contain that name; so it must for constants.
+`Forbidden`, and then the code under test must at least contain that name; so it must for constants.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
@@ -20,14 +21,15 @@ import pytest
 UNSET: Any = object()
 
 
-def forbidden(message: str, *, by: str) -> Callable[..., Any]:
+@dataclass(frozen=True)
+class Forbidden:
     """A replacement that fails when it is called; `by` names the module that would look it up."""
 
-    def fail(*_: Any, **__: Any) -> NoReturn:
-        pytest.fail(message)
+    message: str
+    by: str
 
-    fail.by = by  # type: ignore[attr-defined]
-    return fail
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        pytest.fail(self.message)
 
 
 class CheckedMonkeyPatch(pytest.MonkeyPatch):  # type: ignore[misc]  # final, to type checkers alone
@@ -43,7 +45,7 @@ class CheckedMonkeyPatch(pytest.MonkeyPatch):  # type: ignore[misc]  # final, to
             target, name = resolve(path)
         label = f"{getattr(target, '__name__', type(target).__name__)}.{name}"
         function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
-        if hasattr(function, "by"):
+        if isinstance(function, Forbidden):
             assert looks_up(import_module(function.by), target, name), f"{function.by} never looks up {label}."
         elif inspect.isroutine(function):
             value = self._counted(label, value, function)
