@@ -83,12 +83,13 @@ class CheckedMonkeyPatch(pytest.MonkeyPatch):  # type: ignore[misc]  # final, to
 def resolve(path: str) -> tuple[Any, str]:
     """The object that has the last name of a dotted path as its attribute."""
     *names, last = path.split(".")
-    found = __import__(".".join(names[:1]))
-    for place, name in enumerate(names[1:], start=2):
-        if not hasattr(found, name):
-            __import__(".".join(names[:place]))
-        found = getattr(found, name)
-    return found, last
+    for place in range(len(names), 0, -1):  # a module before a function of its name
+        try:
+            found = import_module(".".join(names[:place]))
+        except ModuleNotFoundError:
+            continue
+        return functools.reduce(getattr, names[place:], found), last
+    raise ModuleNotFoundError(path)
 
 
 def looks_up(module: ModuleType, owner: Any, name: str) -> bool:
