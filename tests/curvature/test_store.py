@@ -83,7 +83,7 @@ def test_streams_are_stored_as_they_stand(tmp_path):
             ssse.erase(first.model, curvature, sample.loss, sample.part(slice(2, 4)), policy=policy).step
             for curvature in (first.curvature, loaded)
         ]
-        assert torch.equal(*again)
+        torch.testing.assert_close(*again, rtol=1e-11, atol=1e-13)  # a BLAS may add in another order in mapped memory
 
 
 @every_structure
