@@ -28,6 +28,7 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# In an order that changes every time; `.venv/bin/pytest -n 2 --randomly-seed=last` repeats the last one.
 check: venv
 	$(BIN)/pytest -n 2 --dist worksteal
 
