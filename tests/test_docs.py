@@ -65,12 +65,13 @@ def test_the_readmes_reproduction_is_that_of_the_results(monkeypatch):
 
 @pytest.mark.long
 def test_the_readmes_table_is_the_demos(tmp_path):
-    printed = [_steady(line) for line in run("-m", "ssse", "demo", folder=tmp_path).splitlines()]
+    printed = run("-m", "ssse", "demo", folder=tmp_path).splitlines()
     block = re.search(r"```text\n(.*?)\n```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert block is not None
-    shown = [_steady(line) for line in block.group(1).splitlines()]
-    start = printed.index(shown[0])
-    assert printed[start : start + len(shown)] == shown
+    shown = block.group(1).splitlines()
+    start = next(place for place, line in enumerate(printed) if line.startswith(shown[0][: shown[0].index(".")]))
+    for line, wanted in zip(printed[start:], shown, strict=False):
+        assert_reads_alike(line, wanted)
     assert printed[-1] == "The page: out/demo/ws/report.html"
     assert "Refused: Its only sample was never in the training data" in "\n".join(printed)
     page = (tmp_path / "out" / "demo" / "ws" / "report.html").read_text()
@@ -166,9 +167,17 @@ def test_the_code_of_the_evidence_page_runs(tmp_path, monkeypatch):
     assert (tmp_path / "curve.svg").stat().st_size > 1000
 
 
-def _steady(line: str) -> str:
-    """Numbers below 1e-4 are where an optimiser happened to stop, which differs between processors."""
-    return re.sub(r"\d\.\de-\d\d", "tiny   ", line).rstrip()
+def assert_reads_alike(line: str, wanted: str) -> None:
+    """The same words, and numbers as near as processors agree on where an optimiser stops: a sample in 73 may flip."""
+    words, wanted_words = line.split(), wanted.split()
+    assert len(words) == len(wanted_words), (line, wanted)
+    for word, meant in zip(words, wanted_words, strict=True):
+        if re.fullmatch(r"\d+\.\d+(e-\d+)?", meant):
+            number, expected = float(word), float(meant)
+            room = 1.5 if expected > 10 else 0.02 if expected > 0.05 else 2e-3  # points; shares; the rest
+            assert number == pytest.approx(expected, rel=0.02, abs=room), (line, wanted)
+        else:
+            assert word == meant, (line, wanted)
 
 
 def test_importing_the_package_does_not_import_torch():

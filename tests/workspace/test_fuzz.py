@@ -172,7 +172,7 @@ def test_values_that_are_nearly_right(made, ready, key):
             restore(made, ready)
 
 
-@fuzzed(28, 280)
+@fuzzed(16, 280)
 @given(
     st.sampled_from(KEYS),
     VALUES,
@@ -186,7 +186,7 @@ def test_values_of_settings(made, ready, key, value, command):
     restore(made, ready)
 
 
-@fuzzed(20, 200)
+@fuzzed(12, 200)
 @given(st.data(), st.sampled_from([COMMANDS[0], COMMANDS[2]]))
 def test_pieces_of_settings(made, ready, data, command):
     """Bytes cut, put in and exchanged."""
@@ -238,7 +238,7 @@ USES = [
 ]
 
 
-@fuzzed(32, 320)
+@fuzzed(16, 320)
 @given(BYTES.flatmap(_suffixed), st.sampled_from(USES))
 def test_files_of_anything(made, ready, file, use):
     name, content = file
@@ -251,7 +251,7 @@ def test_files_of_anything(made, ready, file, use):
 # Words
 
 
-@fuzzed(32, 320)
+@fuzzed(16, 320)
 @given(TEXTS, TEXTS, st.booleans(), st.booleans())
 def test_ids_of_anything(made, ready, request_id, ids, dry, real):
     words = ["--request", request_id, "--ids", "s3" if real else ids, *(["--dry-run"] if dry else [])]
@@ -279,7 +279,7 @@ USUAL = {
 }
 
 
-@fuzzed(44, 440)
+@fuzzed(24, 440)
 @given(
     st.sampled_from(list(OPTIONS)).flatmap(
         lambda command: st.tuples(
@@ -297,7 +297,7 @@ def test_options_of_anything(made, ready, words, as_json):
     restore(made, ready)
 
 
-@fuzzed(16, 160)
+@fuzzed(10, 160)
 @given(st.sampled_from(["init", *OPTIONS, "report"]), TEXTS)
 def test_workspaces_of_anything(made, ready, command, where):
     if Path(where).is_absolute() or ".." in where:  # outside the folder that is ours
