@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: venv demo test lint check bench clean
+.PHONY: venv demo test test-long lint check bench clean
 
 venv: $(READY)
 
@@ -19,13 +19,18 @@ demo: venv
 
 test: lint check
 
+# The same tests in full size: every kill, a thousand requests, other examples of Hypothesis every time.
+test-long: export SSSE_TEST_SIZE = full
+test-long: lint check
+
 lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# In an order that changes every time; `.venv/bin/pytest -n 2 --randomly-seed=last` repeats the last one.
 check: venv
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 bench: venv
 	$(BIN)/python benchmarks/run.py

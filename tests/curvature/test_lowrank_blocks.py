@@ -232,14 +232,13 @@ def test_shards_in_blocks_merge(blocks):
 
 def test_lost_digits_name_the_block():
     """Columns of the second block are too large for float32 beside the damping."""
-    sample = problems.linear("mse", bias=False, n=60, p=8, c=1, dtype=torch.float32)
-    sample.x[:, 4:] *= 100
-    with refused(PrecisionLost, "Solving with block '4:8'.*float64", sample.model):
-        fit(sample, structure="lowrank", blocks=4)
-    builder = LowRankBuilder(blocks=[Block("first", ((0, 4),)), Block("second", ((4, 8),))])
+    sample = problems.beyond_float32(dual=True)
+    with refused(PrecisionLost, "Solving with block '2:4'.*float64", sample.model):
+        fit(sample, structure="lowrank", blocks=2, damping=problems.TOO_FINE)
+    builder = LowRankBuilder(blocks=[Block("first", ((0, 2),)), Block("second", ((2, 4),))])
     builder.add(ExplicitRows(sample.x))
     with pytest.raises(PrecisionLost, match=r"of its solution in block 'second'.*float64"):
-        builder.build(60 * DAMPING).solve(torch.ones(8))
+        builder.build(2 * problems.TOO_FINE).solve(torch.ones(4))
 
 
 # ---------------------------------------------------------------------------------------- what it costs

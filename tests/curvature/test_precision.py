@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from functools import cache
+
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -9,18 +12,25 @@ from torch import Tensor, nn
 
 import ssse
 from ssse.curvature.gram import DampedGram, symmetric_product
-from ssse.errors import PrecisionLost
+from ssse.errors import NotPositiveDefinite, PrecisionLost
 
 B, DAMPING = 4096, 1e-4
 
 
-def trained(scale: float) -> tuple[nn.Linear, Tensor, Tensor]:
+def trained() -> tuple[nn.Linear, Tensor, Tensor]:
+    """A model of the test's own; the data are everybody's."""
+    model, x, y = train_once()
+    return copy.deepcopy(model), x, y
+
+
+@cache
+def train_once() -> tuple[nn.Linear, Tensor, Tensor]:
     """Is it a three? 4,096 random ReLU features of the digits; a few steps of training in float64."""
     generator = torch.Generator().manual_seed(0)
     images, labels = load_digits(return_X_y=True)
     x = torch.tensor(images / 16.0)
     x = (x - x.mean(0)) / (x.std(0) + 0.1)
-    x = scale * torch.relu(x @ torch.randn(64, B, generator=generator, dtype=torch.float64) / 8)
+    x = torch.relu(x @ torch.randn(64, B, generator=generator, dtype=torch.float64) / 8)
     y = torch.tensor(labels == 3, dtype=torch.float64)[:, None]
     model = nn.Linear(B, 1, bias=False).double()
     nn.init.zeros_(model.weight)
@@ -39,7 +49,7 @@ def trained(scale: float) -> tuple[nn.Linear, Tensor, Tensor]:
 
 @pytest.mark.parametrize("rows", ["empirical", "expected"])
 def test_float32_solves_as_float64_does(rows):
-    model, x, y = trained(scale=1.0)
+    model, x, y = trained()
     exact = ssse.Curvature.fit(model, "binary_cross_entropy", [(x, y)], damping=DAMPING, rows=rows)
     coarse = ssse.Curvature.fit(model.float(), "binary_cross_entropy", [(x.float(), y)], damping=DAMPING, rows=rows)
     model.double()
@@ -51,7 +61,7 @@ def test_float32_solves_as_float64_does(rows):
 
 
 def test_float32_that_cannot_is_refused_with_the_number():
-    model, x, y = trained(scale=1.0)
+    model, x, y = trained()
     x, weight = x * 300, model.weight.detach() / 300  # the same predictions from features in another unit
     with torch.no_grad():
         model.weight.copy_(weight)
@@ -111,9 +121,10 @@ def test_leaving_out_that_loses_its_digits_is_refused_not_returned():
         curvature = ssse.Curvature.fit(model, "mse", [(x, y)], damping=1e-7, structure=structure)
         return ssse.erase(model, curvature, "mse", [(x[:1], y[:1])])
 
-    for structure in ("dense", "lowrank"):
-        with pytest.raises(PrecisionLost, match="float64"):
-            fit_and_erase(structure)
+    with pytest.raises(PrecisionLost, match=r"determine a direction up to 1 part in .*float64"):
+        fit_and_erase("dense")
+    with pytest.raises((PrecisionLost, NotPositiveDefinite), match="float64"):  # the one or the other, as it rounds
+        fit_and_erase("lowrank")
     model.double()
     for structure in ("dense", "lowrank"):
         curvature = ssse.Curvature.fit(model, "mse", [(x.double(), y.double())], damping=1e-7, structure=structure)

@@ -83,7 +83,7 @@ def test_streams_are_stored_as_they_stand(tmp_path):
             ssse.erase(first.model, curvature, sample.loss, sample.part(slice(2, 4)), policy=policy).step
             for curvature in (first.curvature, loaded)
         ]
-        assert torch.equal(*again)
+        torch.testing.assert_close(*again, rtol=1e-11, atol=1e-13)  # a BLAS may add in another order in mapped memory
 
 
 @every_structure
@@ -418,7 +418,7 @@ def run(script: str, *arguments: object) -> str:
     paths = [os.environ.get("PYTHONPATH", ""), str(root)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", script, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment, timeout=1800)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

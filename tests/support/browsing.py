@@ -102,7 +102,7 @@ def browse(page: str, folder: Path, wait: int = 0) -> Seen:
     flags = [f"--user-data-dir={folder / 'profile'}", f"--log-net-log={log}"]
     flags += [f"--virtual-time-budget={wait}"] if wait else []
     done = subprocess.run(
-        [CHROMIUM, *FLAGS, *flags, "--dump-dom", path.as_uri()], capture_output=True, timeout=60, check=True
+        [CHROMIUM, *FLAGS, *flags, "--dump-dom", path.as_uri()], capture_output=True, timeout=1800, check=True
     )
     errors = done.stderr.decode(errors="replace").splitlines()
     return Seen(done.stdout.decode(), [line for line in errors if "CONSOLE" in line], _addresses(log.read_text()))

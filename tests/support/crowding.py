@@ -1,4 +1,4 @@
-"""Several processes in one workspace at the same time: `python -m tests.crowding FOLDER`.
+"""Several processes in one workspace at the same time: `python -m tests.support.crowding FOLDER`.
 
 In a process of its own, for it forks: the children have torch imported and start together. Prints one JSON object.
 """

@@ -1,4 +1,4 @@
-"""Commands that are killed, again and again, each from the same workspace: `python -m tests.killing FOLDER GROUP`.
+"""Commands that are killed again and again, all from one workspace: `python -m tests.support.killing FOLDER GROUP`.
 
 In a process of its own, for it forks: the children find torch imported and die within milliseconds. What they leave is
 looked at, finished by the same command, and compared with a run that nobody killed. One JSON object of counts is the
@@ -176,13 +176,10 @@ class Rehearsal:
         return status == signal.SIGKILL
 
     def duration(self) -> float:
-        taken = []
-        for _ in range(3):
-            self.start()
-            started = time.perf_counter()
-            assert not self.attempt()
-            taken.append(time.perf_counter() - started)
-        return sorted(taken)[1]
+        self.start()
+        started = time.perf_counter()
+        assert not self.attempt()
+        return time.perf_counter() - started
 
     def check_killed(self) -> bool:
         """Whether the kill came between the first byte written and the last."""
@@ -217,17 +214,26 @@ class Rehearsal:
     # ------------------------------------------------------------------------------- the ways to die
 
     def at_random(self, wanted: int, chooser: random.Random, twice: bool = False) -> None:
-        """Kills over the whole length of the command and a little beyond; `twice`: what is left is killed again."""
+        """Kills over the whole length of the command and a little beyond; `twice`: what is left is killed again.
+
+        How long the command takes changes with what else the machine does: it is measured again when a kill came too
+        late, and there are trials enough for any luck.
+        """
         longest = self.duration()
-        for _ in range(5 * wanted):
+        for _ in range(20 * wanted):
             self.start()
             middle = killed = 0
             for _ in range(1 + twice):
-                killed += self.attempt(delay=chooser.uniform(0, 1.2 * longest))
+                died = self.attempt(delay=chooser.uniform(0, 1.2 * longest))
+                killed += died
                 middle += self.check_killed()
+                if not died:
+                    longest *= 0.9
+            if killed == 1 + twice and middle == 0:
+                longest *= 1.1
             self.finish()
             self.counts += Counter(killed=killed, middle=middle, twice=int(middle == 2), trials=1)
-            enough = self.counts["twice"] >= twice and self.counts["middle"] >= wanted // 5
+            enough = self.counts["twice"] >= twice and self.counts["middle"] >= max(1, wanted // 5)
             if self.counts["killed"] >= wanted and enough:
                 return
 

@@ -70,6 +70,30 @@ def linear(
     return Sample(f"linear-{loss}", model, loss, x, labels(loss, n, c, generator, dtype))
 
 
+LAST = 2.0**-23  # the last place of a float32 that is 1
+TOO_FINE = 0.375 * LAST  # as damping of two samples: nλ = 0.75 of that place, which 1 + nλ rounds to the whole of it
+
+
+def beyond_float32(dual: bool = False) -> Sample:
+    """Two samples whose Gram matrix, with damping TOO_FINE, float32 cannot tell from one that is another by a third.
+
+    Every entry is 1 or one last place above it, so that each sum rounds to the same number in whatever order and with
+    whatever instructions it is made. The first half of the features is harmless; the second is where it happens: in
+    XᵀX, or in the dual XXᵀ.
+    """
+    second = torch.tensor([[1.0, 1.0], [0.0, (0.8 * LAST) ** 0.5]])
+    x = torch.cat([torch.eye(2), second.T if dual else second], dim=1)
+    model = nn.Linear(4, 1, bias=False).eval()
+    nn.init.zeros_(model.weight)
+    return Sample("beyond float32", model, "mse", x, torch.tensor([[0.0], [1.0]]))
+
+
+def exactly_singular(dtype: torch.dtype = torch.float64) -> Sample:
+    """All features are 1 in all four samples: a Gram matrix of fours, whose second pivot is 4 − 4 on any machine."""
+    model = nn.Linear(5, 3).to(dtype).eval()
+    return Sample("singular", model, "mse", torch.ones(4, 5, dtype=dtype), torch.zeros(4, 3, dtype=dtype))
+
+
 def mlp(loss: str = "cross_entropy", n: int = 30, seed: int = 0, dtype=torch.float64) -> Sample:
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)

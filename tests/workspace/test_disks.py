@@ -33,6 +33,7 @@ from tests.support.killing import (
     Rehearsal,
     erase,
 )
+from tests.support.sizes import sized
 
 KIB = 1024
 WRITING = ["fit", "fit again", "erase", "erase and keep", "calibrate", "report"]
@@ -345,15 +346,17 @@ def primitives(rehearsal: Rehearsal) -> dict[tuple[str, int], int]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fit", "erase", "report"])
 def test_an_error_at_every_line_that_touches_the_disk(name, tmp_path):
-    """Each line at its first call, its last, and one between, with the errors of a disk by turns."""
+    """Each line at its first call and its last (in full: and one between), with the errors of a disk by turns."""
     rehearsal = Rehearsal(tmp_path / "home", OPERATIONS[name])
     found = primitives(rehearsal)
     assert len(found) >= 15
     # `with` comes twice, the second time to close what must be closed
     lasts = {place: 1 if linecache.getline(*place).lstrip().startswith("with ") else n for place, n in found.items()}
-    moments = sorted({(place, call) for place, last in lasts.items() for call in (1, (last + 1) // 2, last)})
+    calls = {place: {1, sized(last, (last + 1) // 2), last} for place, last in lasts.items()}
+    moments = sorted((place, call) for place in calls for call in calls[place])
     failed = 0
     for i, (place, call) in enumerate(moments):
         number = ERRORS[i % len(ERRORS)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tomli_w
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 from typer.testing import CliRunner
@@ -19,25 +18,13 @@ from typer.testing import CliRunner
 from ssse.cli.app import app
 from ssse.cli.console import HINT
 from ssse.workspace.settings import Settings
+from tests.support.sizes import fuzzed
 from tests.support.workspaces import (
     Made,
     copy,
     make,
     snapshot,
 )
-
-TIMES = int(os.environ.get("SSSE_FUZZ", "1"))  # as many examples, and then others every time
-
-
-def fuzzed(examples: int) -> settings:
-    return settings(
-        max_examples=TIMES * examples,
-        deadline=None,
-        derandomize=TIMES == 1,
-        database=None,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
-
 
 SIGNS = st.characters(codec="utf-8") | st.sampled_from("\0\n\r\t\x1b\x7f\u202e\u2028,@=.'\"\\[]{}%/ é💥")
 TEXTS = st.text(SIGNS, max_size=20) | st.sampled_from(
@@ -185,7 +172,7 @@ def test_values_that_are_nearly_right(made, ready, key):
             restore(made, ready)
 
 
-@fuzzed(70)
+@fuzzed(16, 280)
 @given(
     st.sampled_from(KEYS),
     VALUES,
@@ -199,7 +186,7 @@ def test_values_of_settings(made, ready, key, value, command):
     restore(made, ready)
 
 
-@fuzzed(50)
+@fuzzed(12, 200)
 @given(st.data(), st.sampled_from([COMMANDS[0], COMMANDS[2]]))
 def test_pieces_of_settings(made, ready, data, command):
     """Bytes cut, put in and exchanged."""
@@ -251,7 +238,7 @@ USES = [
 ]
 
 
-@fuzzed(80)
+@fuzzed(16, 320)
 @given(BYTES.flatmap(_suffixed), st.sampled_from(USES))
 def test_files_of_anything(made, ready, file, use):
     name, content = file
@@ -264,7 +251,7 @@ def test_files_of_anything(made, ready, file, use):
 # Words
 
 
-@fuzzed(80)
+@fuzzed(16, 320)
 @given(TEXTS, TEXTS, st.booleans(), st.booleans())
 def test_ids_of_anything(made, ready, request_id, ids, dry, real):
     words = ["--request", request_id, "--ids", "s3" if real else ids, *(["--dry-run"] if dry else [])]
@@ -292,7 +279,7 @@ USUAL = {
 }
 
 
-@fuzzed(110)
+@fuzzed(24, 440)
 @given(
     st.sampled_from(list(OPTIONS)).flatmap(
         lambda command: st.tuples(
@@ -310,7 +297,7 @@ def test_options_of_anything(made, ready, words, as_json):
     restore(made, ready)
 
 
-@fuzzed(40)
+@fuzzed(10, 160)
 @given(st.sampled_from(["init", *OPTIONS, "report"]), TEXTS)
 def test_workspaces_of_anything(made, ready, command, where):
     if Path(where).is_absolute() or ".." in where:  # outside the folder that is ours

@@ -34,6 +34,7 @@ from ssse.intake.skops import read_skops
 from ssse.sklearn import Eraser
 from ssse.workspace.record.describe import number
 from tests.support.asking import call, call_error, call_json
+from tests.support.sizes import sized
 from tests.support.workspaces import snapshot
 from tests.workspace.test_kills import kill
 
@@ -52,6 +53,11 @@ def data(words: bool = False, seed: int = 0, n: int = N) -> tuple[np.ndarray, np
 
 def logistic(**settings: Any) -> LogisticRegression:
     return LogisticRegression(C=0.5, tol=1e-10, max_iter=2000, **settings)
+
+
+def same_numbers(found: Any, expected: Any) -> None:
+    """From a file and from memory: they lie at other addresses, and a BLAS may add in another order there."""
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
 
 
 @dataclass
@@ -128,8 +134,8 @@ def test_a_skops_model_from_the_first_command_to_the_last(tmp_path):
     text, _ = call("erase", made.ws, "--request", "r", "--ids", IDS)
     expected, eraser = made.erased()
     found = made.current()
-    assert np.array_equal(found.coef_, expected.coef_)
-    assert np.array_equal(found.intercept_, expected.intercept_)
+    same_numbers(found.coef_, expected.coef_)
+    same_numbers(found.intercept_, expected.intercept_)
     assert found.classes_.tolist() == ["ant", "bee", "cow"]
     outcome = eraser.outcome_
     assert f"distance from a refit  at most {number(outcome.distance_bound)}" in text
@@ -180,8 +186,8 @@ def test_plain_arrays_from_the_first_command_to_the_last(tmp_path, form, words):
     call("erase", made.ws, "--request", "r", "--forget", made.write("forget.npz", FORGET))
     found = load_file(made.ws / "current" / "weights.safetensors")
     expected, _ = made.erased()
-    assert np.array_equal(found["coef_"], expected.coef_)
-    assert np.array_equal(found["intercept_"], expected.intercept_)
+    same_numbers(found["coef_"], expected.coef_)
+    same_numbers(found["intercept_"], expected.intercept_)
     assert found["class_places" if words else "classes_"].tolist() == [0, 1, 2]
     refit = logistic().fit(made.x[STAY], made.y[STAY])
     np.savez(tmp_path / "refit.npz", coef_=refit.coef_, intercept_=refit.intercept_, classes_=refit.classes_)
@@ -207,7 +213,7 @@ def test_other_classifiers(tmp_path, name):
     says = {"support vectors": "not proved", "ridge classifier": "rounding"}.get(name, "at most")
     assert f"distance from a refit  {says}" in text
     expected, _ = made.erased()
-    assert np.array_equal(made.current().decision_function(made.x), expected.decision_function(made.x))
+    same_numbers(made.current().decision_function(made.x), expected.decision_function(made.x))
     skops.io.dump(MODELS[name]().fit(made.x[STAY], made.y[STAY]), tmp_path / "refit.skops")
     table = measured(made, "--retrained", tmp_path / "refit.skops")
     accuracy = 100 * made.current().score(made.x[STAY], made.y[STAY])
@@ -278,7 +284,7 @@ def test_tables_are_read_as_scikit_learn_reads_them(tmp_path):
     call("fit", tmp_path / "ws")
     call("erase", tmp_path / "ws", "--request", "r", "--forget", tmp_path / "forget.csv")
     expected = Eraser(logistic().fit(x, y)).fit(x, y).erase(x[FORGET], y[FORGET])
-    assert np.array_equal(read_skops(tmp_path / "ws" / "current" / "model.skops").coef_, expected.coef_)
+    same_numbers(read_skops(tmp_path / "ws" / "current" / "model.skops").coef_, expected.coef_)
     said = call_error("init", tmp_path / "other", *where, "--inputs", "b,a,c,d")
     assert "was fitted to 'a', 'b', 'c', 'd'" in said
 
@@ -333,7 +339,7 @@ def test_policies(tmp_path):
     assert np.allclose(found[0], made.erased(policy="joint")[0].coef_, atol=1e-13)
     eraser = Eraser(made.model).fit(made.x, made.y)
     eraser.erase(made.x[[3, 11]], made.y[[3, 11]])
-    assert np.array_equal(found[2], eraser.erase(made.x[[40]], made.y[[40]]).coef_)
+    same_numbers(found[2], eraser.erase(made.x[[40]], made.y[[40]]).coef_)
 
 
 @pytest.mark.parametrize(("weights", "curvature"), [("shred", "shred"), ("keep", "shred"), ("shred", "keep")])
@@ -395,7 +401,7 @@ def test_labels_of_every_kind_of_number(tmp_path, kind):
     made.init()
     call("fit", made.ws)
     call("erase", made.ws, "--request", "r", "--ids", IDS)
-    assert np.array_equal(made.current().coef_, made.erased()[0].coef_)
+    same_numbers(made.current().coef_, made.erased()[0].coef_)
     accuracy = 100 * made.current().score(made.x[STAY], made.y[STAY])
     assert measured(made, "--same", "1")["erased", "accuracy_retained"] == pytest.approx(accuracy)
 
@@ -533,8 +539,10 @@ def test_damage_is_found(fitted):
     assert call_json("verify", fitted.ws)["ok"]
 
 
+@pytest.mark.long
 def test_killed_at_every_line_that_finds_the_disk_changed():
-    for name, counts in kill("lines,fit estimator,erase estimator,erase estimator and keep").items():
+    names = sized(["erase estimator"], ["fit estimator", "erase estimator", "erase estimator and keep"])
+    for name, counts in kill(f"lines,{','.join(names)}").items():
         assert counts["killed"] >= 14, name
         assert counts["middle"] >= counts["killed"] - 2, name
 

@@ -1,4 +1,4 @@
-"""A thousand requests in a row: nothing grows but the ledger, and nothing drifts that should not."""
+"""Hundreds of requests in a row, or a thousand: nothing grows but the ledger, and nothing drifts that should not."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support.sizes import sized
 from tests.support.workspaces import Made, make
 
-N, MANY, FEW = 1050, 1000, 100
+pytestmark = pytest.mark.long
+
+MANY, FEW = sized(200, 1000), sized(30, 100)
+N = MANY + 50
+OF_MANY = 1050  # beside which a few are few
 
 
 @contextmanager
@@ -90,10 +95,10 @@ def test_a_thousand_requests_are_one(tmp_path, monkeypatch):
 
 def test_requests_that_rebase_drift_little(tmp_path):
     """Each starts from the model of the one before; the curvature is of samples seen at other parameters."""
-    made = make(tmp_path / "many", n=N, p=3, c=2)
+    made = make(tmp_path / "many", n=OF_MANY, p=3, c=2)
     for number in range(FEW):
         made.workspace.erase(str(number), ids=[f"s{number}"])
-    once = make(tmp_path / "once", n=N, p=3, c=2)
+    once = make(tmp_path / "once", n=OF_MANY, p=3, c=2)
     once.workspace.erase("all", ids=[f"s{number}" for number in range(FEW)])
     drift = away(made, once)
     print(f"{FEW} requests that rebase end {drift:.1%} of the way from where one request ends")

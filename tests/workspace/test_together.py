@@ -38,10 +38,11 @@ def path(pristine) -> Path:
     return copy
 
 
+@pytest.mark.long
 def test_processes_that_erase_at_the_same_time(tmp_path):
     """What the parent checks itself: the chain, each request in one piece, and states as of one after the other."""
     command = [sys.executable, "-m", "tests.support.crowding", str(tmp_path / "home")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=1800)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout)
     assert found["two"] == ["erased", "erased"], done.stderr
@@ -84,7 +85,8 @@ def test_told_to_wait_or_not(path):
     assert [entry.kind for entry in Workspace(path).log().entries][2:] == ["received", "erased", "sealed"]
 
 
-def until(holds, seconds: float = 30.0) -> None:
+def until(holds, seconds: float = 600.0) -> None:
+    """The limit only ends what hangs: machines are slow at times."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end

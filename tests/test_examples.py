@@ -1,0 +1,177 @@
+"""Every example runs as it stands, and what it prints shows what it says it shows.
+
+In this process, because importing torch anew takes longer than most of them. Numbers are read from what is printed and
+compared with each other: their last digits differ between machines.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.long
+
+FOLDER = Path(__file__).parent.parent / "examples"
+Run = Callable[[str], str]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys) -> Run:
+    def run_example(name: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        with torch.random.fork_rng():
+            runpy.run_path(str(FOLDER / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run_example
+
+
+def numbers_after(label: str, printed: str) -> list[float]:
+    """The numbers of the first line that starts so."""
+    line = re.search(rf"^ *{re.escape(label)}(.*)$", printed, re.MULTILINE)
+    assert line, f"no line starts with {label!r} in:\n{printed}"
+    return [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?(?:e[+-]\d+)?", line[1])]
+
+
+def test_no_example_is_forgotten():
+    tested = re.findall(r'run\("(\w+\.py)"\)', Path(__file__).read_text())
+    assert sorted(tested) == sorted(path.name for path in FOLDER.glob("*.py"))
+
+
+def test_choose_the_scale(run, tmp_path):
+    printed = run("choose_the_scale.py")
+    lines = re.findall(r"^ε = (\S+), λ = (\S+), by (\w+): (.*)$", printed, re.MULTILINE)
+    assert [line[2] for line in lines] == ["retrained", "attack_parity", "loss_search", "line_search", "retrained"]
+    by_retraining, by_parity, by_loss, by_line, with_damping = (float(line[0]) for line in lines)
+    ratio, best = (float(re.findall(r"δ = ([\d.]+)", lines[i][3])[0]) for i in (0, 4))
+    assert best <= ratio < 0.5  # the model as it was has 1; λ beside ε can only help
+    recognised, chance = map(float, re.findall(r"([\d.]+)%", lines[1][3])[:2])
+    assert recognised <= chance
+    assert by_parity > 0
+    assert by_line < by_loss < by_retraining  # "here they fall short"
+    assert with_damping > 0
+    assert "forgotten: 139 of 1437" in printed
+    assert numbers_after("ε, λ:", printed)[0] == pytest.approx(by_retraining, rel=0.01)  # stored, and used
+    before, after = numbers_after("loss on S:", printed)
+    assert after > 3 * before
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("scale.svg", "scale_and_damping.svg"))
+
+
+def test_compare_methods(run, tmp_path):
+    printed = run("compare_methods.py")
+    methods = ["original", "SSSE", "gradient ascent", "IU", "fine-tuning", "SSD"]
+    header = next(line for line in printed.splitlines() if "original" in line)
+    assert re.split(r" {2,}", header.strip()) == [*methods, "retrained (×3)", "noise floor"]
+    rows = {
+        label: dict(zip(methods, numbers_after(label, printed), strict=False))
+        for label in ("δ on S (0 = retrained)", "KL(retrained ‖ model), S", "parameter distance (0 = retrained)")
+    }
+    for values in rows.values():
+        assert min(values, key=lambda name: values[name]) == "SSSE"
+    assert rows["δ on S (0 = retrained)"]["original"] == rows["parameter distance (0 = retrained)"]["original"] == 1
+    assert rows["KL(retrained ‖ model), S"]["SSSE"] < 0.3 * rows["KL(retrained ‖ model), S"]["original"]
+    accuracies = dict(zip(methods, numbers_after("D∖S", printed), strict=False))
+    assert min(accuracies.values()) > 98
+    assert (tmp_path / "compare_methods.svg").stat().st_size > 10_000
+
+
+def test_head_of_a_network(run):
+    printed = run("head_of_a_network.py")
+    assert "d=410, n=1,797" in printed  # 40·10 + 10 parameters, not those of the whole network
+    assert "note: Only 2.weight, 2.bias can change" in printed
+    (nines, rest), (nines_after, rest_after) = (numbers_after(label, printed) for label in ("before:", "after:"))
+    assert min(nines, rest, rest_after) > 97
+    assert nines_after < 0.7 * nines
+
+
+def test_inbox(run):
+    printed = run("inbox.py")
+    assert printed.startswith("1437 samples, 650 parameters\n")
+    answers = dict(re.findall(r"^(\w+): (.*)$", printed, re.MULTILINE))
+    assert answers.pop("dave").startswith("refused. Its only sample was never in the training data")
+    assert answers.pop("verified").startswith("True, 13 entries, head ")
+    assert answers == {"alice": "erased. ok", "bob": "erased. ok", "carol": "erased, 1 erased before. ok"}
+
+
+def test_many_requests(run):
+    printed = run("many_requests.py")
+    assert "n=529" in printed  # 569 less 20 times 2
+    (difference,) = numbers_after("largest difference to one request of all 40 samples:", printed)
+    assert difference < 1e-9
+
+
+def test_churn_customer(run):
+    printed = run("churn_customer.py")
+    trained, erased, refit = numbers_after("coefficient of payment = cheque", printed)
+    assert trained > 0.1
+    assert (erased, refit) == pytest.approx((0, 0), abs=1e-3)
+    before, after, without_her = numbers_after("chance that she leaves", printed)
+    assert abs(after - without_her) < 0.01 * abs(before - without_her)
+    (step,) = numbers_after("the coefficients moved by", printed)
+    distance, proved = numbers_after("and are from the refit's now", printed)
+    assert distance < proved < step
+    assert distance < 0.01 * step
+    assert "transformers stay as they are" in printed
+    assert "ways to pay  card, cheque, direct debit, transfer\n" in printed  # the encoder still knows of her
+    assert numbers_after("A refit with new transformers says the same of", printed)[0] > 99.8
+
+
+def test_mislabelled_points(run, tmp_path):
+    printed = run("mislabelled_points.py")
+    rows = [numbers_after(f"{count} ", printed) for count in (0, 72)]
+    trained, *_ = rows[0]
+    assert rows[0] == [trained] * 3
+    assert min(rows[1]) > trained + 1  # accuracy in %: it comes back
+    alone, refined = (numbers_after(label, printed) for label in ("erase alone", "then refine"))
+    assert 50 < alone[0] < refined[0]  # % of the way to the refit
+    assert refined[0] > 90
+    assert re.search(r"^then refine .*at most \S+$", printed, re.MULTILINE)
+    assert "Shown: erasing 72 wrong labels wins" in printed
+    assert "The figure: out/mislabelled_points.png\n" in printed
+    assert (tmp_path / "out" / "mislabelled_points.png").stat().st_size > 10_000
+
+
+def test_thousand_deletions(run):
+    printed = run("thousand_deletions.py")
+    moved, rebased, *_, joint, bound = numbers_after("1000 ", printed)
+    assert max(rebased, joint) < 0.02 * moved
+    assert joint < bound  # which is still one, after a thousand
+    assert numbers_after("Shown: after 1000 requests the error is", printed)[0] < 2  # %
+    refined, proved = numbers_after("", printed[printed.index("it is\n") + 6 :])
+    assert max(refined, proved) < 1e-6
+    assert len(re.findall(r"^  (?:rebase|joint) +[\d.]+ ms +[\d.]+ ms +\d+ ms$", printed, re.MULTILINE)) == 2
+
+
+def test_whole_class(run):
+    printed = run("whole_class.py")
+    for kind, part in zip(("ridge", "softmax"), re.split("^LogisticRegression", printed, flags=re.M), strict=True):
+        classes, threes, others, same, distance, *proved = numbers_after("erased", part)
+        assert (classes, threes) == (9, 0)
+        assert others > 90
+        assert same > (99.9 if kind == "ridge" else 98)
+        if kind == "ridge":
+            assert distance < proved[0] < 1e-8  # to rounding
+        else:
+            assert not proved
+            assert "nothing" in part
+            before = numbers_after("trained", part)[4]
+            assert distance < before
+            after = numbers_after("refined, 5 more", part)
+            assert after[4] < 1e-5
+            assert after[5] < 1e-4
+
+
+def test_the_example_with_a_table_says_that_it_needs_pandas(tmp_path):
+    (tmp_path / "pandas.py").write_text("raise ImportError('as if it were not there')")
+    script = shutil.copy(FOLDER / "churn_customer.py", tmp_path)
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 1
+    assert done.stderr == "This example makes a table with pandas: pip install pandas\n"
