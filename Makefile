@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: venv demo test test-long lint check bench clean
+.PHONY: venv demo test test-long test-random lint check bench clean
 
 venv: $(READY)
 
@@ -28,9 +28,12 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-# In an order that changes every time; `.venv/bin/pytest -n 2 --randomly-seed=last` repeats the last one.
 check: venv
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# In an order and with seeds that change every time; --randomly-seed=last repeats the last one.
+test-random: venv
+	$(BIN)/pytest -n 2 --dist worksteal --override-ini addopts='-q --strict-markers'
 
 bench: venv
 	$(BIN)/python benchmarks/run.py
