@@ -27,12 +27,13 @@ from torch import Tensor, nn
 import ssse
 from record import Report, Target, run_alone
 from ssse.demo import Digits
+from ssse.rows.kinds import RowChoice
 
 DECAY, CLASSES = 1e-3, 10
 GRID = np.geomspace(0.1, 10, 49)  # steps of 10 %
 KINDS = ("whole", "half", "tenth", "random")
 SHARE = {"whole": 1.0, "half": 0.5, "tenth": 0.1}
-SETTINGS = {
+SETTINGS: dict[str, tuple[RowChoice, bool]] = {
     "expected rows, leave-k-out": ("expected", True),
     "empirical rows over D (the paper's)": ("empirical", False),
 }

@@ -23,7 +23,7 @@ import ssse
 from cifar import DECAY, EPOCHS, TRAIN, Clock, accuracy, find, load, train
 from record import Report, run_alone
 from resnet import ResNet20
-from ssse.curvature import fit as fit_module
+from ssse.curvature.lowrank import LowRankBuilder
 from ssse.problem.parameters import Block
 from ssse.problem.problem import Problem
 from ssse.rows.kinds import RowKind, measure_held
@@ -33,8 +33,7 @@ DAMPING = 1e-4
 
 def rows_against_backward(model: ResNet20, x: Tensor, y: Tensor) -> dict[str, float]:
     """Per-sample gradients of a batch, against one ordinary gradient of it; best of 10 each, in turn."""
-    problem = Problem(model, "cross_entropy")
-    problem.probe((x, y))
+    problem = Problem(model, "cross_entropy", "all", (x, y))
     best = {"rows": float("inf"), "backward": float("inf")}
     for _ in range(12):
         for name in best:
@@ -53,15 +52,15 @@ def rows_against_backward(model: ResNet20, x: Tensor, y: Tensor) -> dict[str, fl
 def timed_fit(model: ResNet20, data: list[tuple[Tensor, Tensor]]) -> tuple[ssse.Curvature, dict[str, float]]:
     """The public fit, with the time of its parts taken from outside."""
     clock = Clock()
-    build = fit_module.LowRankBuilder.kernel
+    build = LowRankBuilder.kernel
 
-    def timed_kernel(builder: fit_module.LowRankBuilder, block: Block | None = None) -> Tensor:
+    def timed_kernel(builder: LowRankBuilder, block: Block | None = None) -> Tensor:
         clock.mark("rows and their tiles")
         square = build(builder, block)
         clock.mark("kernel")
         return square
 
-    fit_module.LowRankBuilder.kernel = timed_kernel  # type: ignore[method-assign]
+    LowRankBuilder.kernel = timed_kernel  # type: ignore[method-assign]
     try:
         curvature = ssse.Curvature.fit(
             model,
@@ -75,7 +74,7 @@ def timed_fit(model: ResNet20, data: list[tuple[Tensor, Tensor]]) -> tuple[ssse.
             progress=False,
         )
     finally:
-        fit_module.LowRankBuilder.kernel = build  # type: ignore[method-assign]
+        LowRankBuilder.kernel = build  # type: ignore[method-assign]
     clock.mark("factor and checks")
     return curvature, clock.seconds
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import ssse
+from ssse.rows.kinds import RowChoice
 
 DECAY = 1e-4
 
@@ -36,7 +37,7 @@ def memory(field: str) -> int:
     return int(status.split(f"{field}:")[1].split()[0]) * 1024
 
 
-def fit(folder: Path, rows: str) -> dict[str, float]:
+def fit(folder: Path, rows: RowChoice) -> dict[str, float]:
     x, y, weights = (torch.from_numpy(np.load(folder / f"{name}.npy")) for name in ("x", "y", "weights"))
     data = list(zip(x.split(1024), y.split(1024), strict=True))
     model = linear(weights)

@@ -26,8 +26,7 @@ def main(_: Path) -> None:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(BATCH, 3, 32, 32, generator=generator)
     y = torch.randint(0, 10, (BATCH,), generator=generator)
-    problem = Problem(model, "cross_entropy")
-    problem.probe((x, y))
+    problem = Problem(model, "cross_entropy", "all", (x, y))
 
     def rows() -> torch.Tensor:
         return measure_held(problem, RowKind("empirical"), (x, y))[0].matrix()

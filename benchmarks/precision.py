@@ -19,6 +19,7 @@ from logistic import train_newton
 from multi_attribute_steps import DECAY, linear
 from record import Report, run_alone, seconds_of
 from ssse.curvature.dense import DenseStructure
+from ssse.rows.kinds import RowChoice
 
 ATTRIBUTE, FORGET = 20, 100  # 20: Male
 
@@ -62,7 +63,7 @@ def main(folder: Path) -> None:
     report.finish()
 
 
-def fit(x: Tensor, y: Tensor, weights: Tensor, rows: str) -> ssse.Curvature:
+def fit(x: Tensor, y: Tensor, weights: Tensor, rows: RowChoice) -> ssse.Curvature:
     model = linear(weights).to(weights.dtype)
     with torch.no_grad():
         model.weight.copy_(weights)

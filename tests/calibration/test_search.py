@@ -315,7 +315,7 @@ def test_a_dozen_passes_are_enough(monkeypatch):
 def test_the_slope_at_any_scale(sample):
     theta = dense.theta(sample.model)
     u = torch.randn(theta.shape, generator=torch.Generator().manual_seed(3), dtype=theta.dtype)
-    path = StepPath(Problem(sample.model, sample.loss, "all"), u)
+    path = StepPath(Problem(sample.model, sample.loss, "all", sample.data[0]), u)
     for scale in (0.0, 0.7, -2.0):
         moved = put(copy.deepcopy(sample.model), theta + scale * u)
         wanted = float(dense.gradient(moved, dense.LOSSES[sample.loss], sample.x, sample.y) @ u)

@@ -45,11 +45,12 @@ class Case:
 def cases() -> list[Case]:
     """Blocks of 7 cut through outputs of 5 inputs; 1 is the diagonal; 1000 is more than there are parameters."""
     linear: list[BlockChoice] = ["one", "parameter", "output", 1, 7, 13, 1000]
+    network: list[BlockChoice] = ["one", "parameter", 1, 20, 1000]
     found = [
         *(("softmax with bias", problems.linear("cross_entropy"), spec) for spec in linear),
         *(("softmax", problems.linear("cross_entropy", bias=False), spec) for spec in linear),
         *(("attributes", problems.linear("binary_cross_entropy", c=4), spec) for spec in linear),
-        *(("network", problems.mlp(), spec) for spec in ("one", "parameter", 1, 20, 1000)),
+        *(("network", problems.mlp(), spec) for spec in network),
     ]
     return [Case(f"{n} {b} {rows}", s, b, rows) for n, s, b in found for rows in ("empirical", "expected")]
 

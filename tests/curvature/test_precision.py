@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import ssse
+from ssse.curvature.choices import StructureName
 from ssse.curvature.gram import DampedGram, symmetric_product
 from ssse.errors import NotPositiveDefinite, PrecisionLost
 
@@ -117,7 +118,7 @@ def test_leaving_out_that_loses_its_digits_is_refused_not_returned():
     y = torch.randn(60, 1, generator=generator)
     model = nn.Linear(8, 1, bias=False).eval()
 
-    def fit_and_erase(structure: str) -> ssse.Erasure:
+    def fit_and_erase(structure: StructureName) -> ssse.Erasure:
         curvature = ssse.Curvature.fit(model, "mse", [(x, y)], damping=1e-7, structure=structure)
         return ssse.erase(model, curvature, "mse", [(x[:1], y[:1])])
 

@@ -16,7 +16,7 @@ from ssse.errors import InvalidSetting
 from ssse.problem.batches import regroup
 from ssse.problem.problem import Problem
 from ssse.rows.held import StackedRows
-from ssse.rows.kinds import measure, measure_held
+from ssse.rows.kinds import RowChoice, measure, measure_held
 from tests.support import dense, problems
 
 DAMPING = 1e-2
@@ -34,7 +34,7 @@ class Way:
     def kind(self) -> str:
         return self.structure.kind if isinstance(self.structure, Choice) else self.structure
 
-    def fit(self, sample: problems.Sample, kind: str = "empirical", data=None, damping: float = DAMPING):
+    def fit(self, sample: problems.Sample, kind: RowChoice = "empirical", data=None, damping: float = DAMPING):
         return ssse.Curvature.fit(
             sample.model,
             sample.loss,
@@ -89,8 +89,7 @@ def shape_of(way: Way, matrix: Tensor, curvature: ssse.Curvature) -> Tensor:
 
 def explicit_rows(sample: problems.Sample, curvature: ssse.Curvature, part=slice(None)) -> Tensor:
     """The rows as a plain matrix; test_rows checks those of each kind against autograd."""
-    problem = Problem(sample.model, sample.loss)
-    problem.probe((sample.x, sample.y))
+    problem = Problem(sample.model, sample.loss, "all", (sample.x, sample.y))
     if curvature.kind.name == "sampled":
         return measure_held(problem, curvature.kind, (sample.x[part], sample.y[part]))[0].matrix()
     make = {"empirical": dense.empirical_rows, "expected": dense.expected_rows}[curvature.kind.name]
@@ -99,8 +98,8 @@ def explicit_rows(sample: problems.Sample, curvature: ssse.Curvature, part=slice
 
 def rows_to_forget(sample: problems.Sample, curvature: ssse.Curvature, k: int, size: int = 1000) -> StackedRows:
     """The first k samples' rows as erase() passes them: lazy for matrix_free, with digests for lowrank."""
-    problem, structure = Problem(sample.model, sample.loss), curvature.structure
-    problem.probe((sample.x, sample.y))
+    problem = Problem(sample.model, sample.loss, "all", (sample.x, sample.y))
+    structure = curvature.structure
     batches = list(regroup(sample.part(slice(0, k)), size))
     if structure.kind == "matrix_free":
         return StackedRows([measure(problem, curvature.kind, b).rows for b in batches])  # type: ignore[misc]

@@ -37,7 +37,7 @@ class Subject:
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(7)
-        problem = Problem(self.sample.model, self.sample.loss, self.parameters)
+        problem = Problem(self.sample.model, self.sample.loss, self.parameters, self.sample.data[0])
         self.names = problem.layout.names
         self.direction = torch.randn(problem.layout.dim, generator=generator, dtype=torch.float64)
         self.retrained = copy.deepcopy(self.sample.model)
@@ -59,8 +59,7 @@ class Subject:
         return ssse.scan(self.sample.model, loss_fn=self.sample.loss, **settings)
 
     def path(self) -> StepPath:
-        problem = Problem(self.sample.model, self.sample.loss, self.names)
-        problem.probe(self.sample.data[0])
+        problem = Problem(self.sample.model, self.sample.loss, self.names, self.sample.data[0])
         return StepPath(problem, self.direction)
 
     def moved(self, scale: float) -> nn.Module:
@@ -310,9 +309,9 @@ def test_derivatives_of_squared_error_and_of_a_loss_that_does_not_bend():
     sample = problems.linear("mse")
     u = torch.randn(18, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     change = sample.x @ u[:15].view(3, 5).T + u[15:]
-    path = StepPath(Problem(sample.model, "mse"), u)
+    path = StepPath(Problem(sample.model, "mse", "all", sample.data[0]), u)
     assert path.second_derivative(sample.data[0]) == pytest.approx(float(change.square().sum()), rel=1e-12)
-    straight = StepPath(Problem(sample.model, lambda z, y: (z * y).sum()), u)
+    straight = StepPath(Problem(sample.model, lambda z, y: (z * y).sum(), "all", sample.data[0]), u)
     assert straight.second_derivative(sample.data[0]) == 0.0
     assert straight.derivative(sample.data[0]) == pytest.approx(float((change * sample.y).sum()), rel=1e-12)
 
@@ -366,7 +365,7 @@ def test_float32_agrees_with_float64_as_far_as_it_can():
     rounded = Subject("float32", problems.linear("cross_entropy", dtype=torch.float32))
     rounded.sample.model.load_state_dict({k: v.float() for k, v in exact.sample.model.state_dict().items()})
     rounded.direction = exact.direction  # float64: cast to the model's own
-    path = StepPath(Problem(rounded.sample.model, "cross_entropy"), rounded.direction)
+    path = StepPath(Problem(rounded.sample.model, "cross_entropy", "all", rounded.sample.data[0]), rounded.direction)
     for found, wanted in zip(
         path.logits(exact.sample.x.float(), SCALES), exact.path().logits(exact.sample.x, SCALES), strict=True
     ):

@@ -10,7 +10,8 @@ from torch import nn
 from ssse.errors import InvalidSetting
 from ssse.problem.batches import regroup
 from ssse.problem.parameters import Block, LinearShape, make_blocks
-from ssse.problem.problem import ParameterChoice, Problem
+from ssse.problem.problem import Problem
+from ssse.problem.view import ParameterChoice
 from ssse.rows.autodiff import NetworkRows
 from ssse.rows.held import (
     ExplicitRows,
@@ -31,8 +32,7 @@ NETWORKS = [*(problems.mlp(loss) for loss in dense.LOSSES), problems.tied(), pro
 
 
 def probed(sample: problems.Sample, parameters: ParameterChoice = "all") -> Problem:
-    problem = Problem(sample.model, sample.loss, parameters)
-    problem.probe((sample.x, sample.y))
+    problem = Problem(sample.model, sample.loss, parameters, (sample.x, sample.y))
     return problem
 
 
@@ -217,8 +217,7 @@ def test_a_custom_loss_gives_the_rows_of_the_named_one():
         ("mse", lambda z, y: 0.5 * ((z - y) ** 2).sum(1)),  # reduction none: one value a sample
     ):
         sample = problems.mlp(name)
-        problem = Problem(sample.model, function)
-        problem.probe((sample.x, sample.y))
+        problem = Problem(sample.model, function, "all", (sample.x, sample.y))
         for kind in ("empirical", "expected"):
             rows = measure_held(problem, RowKind(kind), (sample.x, sample.y))[0].matrix()
             wanted = truth(sample, kind)
@@ -255,8 +254,7 @@ def test_mapping_batches_and_logits_objects():
     model = Named().eval()
     x = {"left": torch.randn(5, 2).double(), "right": torch.randn(5, 2).double()}
     y = torch.tensor([0, 1, 2, 0, 1])
-    problem = Problem(model, "cross_entropy")
-    problem.probe((x, y))
+    problem = Problem(model, "cross_entropy", "all", (x, y))
     rows = measure_held(problem, RowKind("empirical"), (x, y))[0].matrix()
     for i in range(5):
         loss = F.cross_entropy(model(x["left"][i : i + 1], x["right"][i : i + 1])["logits"], y[i : i + 1])

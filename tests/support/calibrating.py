@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import ssse
 from ssse.demo import WEIGHT_DECAY, Digits, train
+from ssse.rows.kinds import RowChoice
 from tests.support import dense, problems
 
 DECAY = 2e-2
@@ -129,7 +130,7 @@ class OnDigits:
 
 
 @cache
-def digits(rows: str = "expected") -> OnDigits:
+def digits(rows: RowChoice = "expected") -> OnDigits:
     """Softmax regression on half of the digits; all of the threes go, or half of them."""
     found = Digits.load()
     x, y = found.x[:700], found.y[:700]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import shutil
@@ -257,7 +258,7 @@ def rehash(path: Path, *, first: int, last: int | None = None) -> None:
     for entry in entries:
         if first <= entry.seq <= (last or len(entries)):
             body = [entry.seq, entry.time, entry.kind, entry.request, entry.details, previous]
-            fresh = ledgers.hashlib.sha256(ledgers._canonical(body).encode()).hexdigest()
+            fresh = hashlib.sha256(ledgers._canonical(body).encode()).hexdigest()
             statements.append(f"UPDATE entries SET previous = '{previous}', hash = '{fresh}' WHERE seq = {entry.seq}")
             previous = fresh
         else:

@@ -23,6 +23,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 
 from ssse import Workspace
+from ssse.erasure.policy import Policy
 from ssse.errors import (
     Damaged,
     InvalidData,
@@ -82,7 +83,7 @@ class Case:
         where = ("--weights", self.home / weights, "--data", self.home / "train.npz")
         return call("init", self.ws, *where, *words, code=code)
 
-    def erased(self, places: list[int] = FORGET, policy: str = "rebase") -> tuple[Any, Any]:
+    def erased(self, places: list[int] = FORGET, policy: Policy = "rebase") -> tuple[Any, Any]:
         """The same by `Eraser` alone."""
         eraser = Eraser(self.model, policy=policy).fit(self.x, self.y)
         return eraser.erase(self.x[places], self.y[places]), eraser

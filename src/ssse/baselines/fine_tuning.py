@@ -21,7 +21,7 @@ from ssse.curvature.curvature import Curvature
 from ssse.errors import InvalidSetting
 from ssse.problem.batches import join_batches, shuffled
 from ssse.problem.losses import LossLike
-from ssse.problem.problem import ParameterChoice
+from ssse.problem.view import ParameterChoice
 from ssse.system.progress import track
 
 REFERENCE = "Golatkar et al. 2020, 'Eternal Sunshine of the Spotless Net' (the fine-tuning baseline)"

@@ -16,7 +16,7 @@ from ssse.baselines.update import (
 )
 from ssse.curvature.curvature import Curvature
 from ssse.problem.losses import LossLike
-from ssse.problem.problem import ParameterChoice
+from ssse.problem.view import ParameterChoice
 
 REFERENCE = (
     "Peste et al. 2021, SSSE, Fig. 6; Graves et al. 2021, 'Amnesiac machine learning'; "

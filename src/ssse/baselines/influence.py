@@ -21,7 +21,8 @@ from ssse.curvature.curvature import Curvature, check_damping
 from ssse.errors import InvalidSetting, NotPositiveDefinite
 from ssse.problem.batches import Batch
 from ssse.problem.losses import LossLike
-from ssse.problem.problem import ParameterChoice, Problem
+from ssse.problem.problem import Problem
+from ssse.problem.view import ParameterChoice
 
 REFERENCE = (
     "Koh & Liang 2017, 'Understanding black-box predictions via influence functions'; Guo et al. 2020, "

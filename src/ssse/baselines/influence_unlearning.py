@@ -25,7 +25,8 @@ from ssse.problem.batches import (
     take_samples,
 )
 from ssse.problem.losses import LossLike
-from ssse.problem.problem import ParameterChoice, Problem
+from ssse.problem.problem import Problem
+from ssse.problem.view import ParameterChoice
 from ssse.rows.kinds import RowKind, measure_held
 from ssse.system.memory import human_bytes, memory_budget
 

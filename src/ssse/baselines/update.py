@@ -13,14 +13,16 @@ from torch import Tensor, nn
 
 from ssse.curvature.curvature import Curvature
 from ssse.curvature.diagonal import DiagonalStructure
-from ssse.erasure.request import matching_problem, read_samples
+from ssse.erasure.request import read_matching, read_samples
 from ssse.erasure.retained import retained_batches
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.batches import (
     Batch,
 )
 from ssse.problem.losses import LossLike
-from ssse.problem.problem import ParameterChoice, Problem
+from ssse.problem.problem import Problem
+from ssse.problem.training_mode import refuse_training_mode
+from ssse.problem.view import ModelView, ParameterChoice
 from ssse.rows.kinds import RowKind, measure, measure_held
 
 GROUP = 256  # samples at a time where no curvature says how many fit
@@ -100,7 +102,9 @@ def read_request(
     """
     started = time.perf_counter()
     if curvature is None:
-        problem = Problem(model, loss_fn, parameters)
+        refuse_training_mode(model)
+        samples = read_samples(forget, ModelView(model, parameters).device, None, GROUP)
+        problem = Problem(model, loss_fn, parameters, samples.batches[0])
     else:
         if parameters != "all":
             raise InvalidSetting(
@@ -112,9 +116,7 @@ def read_request(
                 "This curvature belongs to a joint stream, whose θ* is not the model's θ. Baselines start from the "
                 "model they are given: fit a curvature on it, or pass curvature=None where the method allows."
             )
-        problem = matching_problem(model, curvature, loss_fn)
-    group = GROUP if curvature is None else curvature.group
-    samples = read_samples(forget, problem, curvature, group)
+        problem, samples = read_matching(model, curvature, loss_fn, forget)
     return Request(problem, curvature, samples.batches, samples.count, started)
 
 

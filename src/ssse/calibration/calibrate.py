@@ -23,7 +23,7 @@ from ssse.calibration.search import loss_along_step
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.diagnostics import LARGE_RESIDUAL, Diagnostics
 from ssse.erasure.erase import erase
-from ssse.erasure.request import matching_problem
+from ssse.erasure.request import matching_view
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.evaluation.outputs import Model
 from ssse.evaluation.scan import DEFAULT_SCALES, Scan, as_numbers, check_scales, scan
@@ -242,7 +242,7 @@ class _Step:
     def scan_at(self, scales: Iterable[float]) -> Scan:
         given = self.evidence
         return scan(
-            _origin(given.model, self.curvature, given.loss_fn),
+            _origin(given.model, self.curvature),
             self.direction,
             given.loss_fn,
             given.splits,
@@ -298,7 +298,7 @@ def _by_retrained(steps: list[_Step], criterion: str, dampings: tuple[float, ...
 
 def _by_search(method: str, evidence: _Evidence, step: _Step, data: Iterable[Any]) -> Calibration:
     curvature, loss_fn, residual = step.curvature, evidence.loss_fn, evidence.options["residual"]
-    origin, forget = _origin(evidence.model, curvature, loss_fn), list(evidence.splits["forgotten"])
+    origin, forget = _origin(evidence.model, curvature), list(evidence.splits["forgotten"])
     loss = loss_along_step(origin, curvature, loss_fn, forget, step.direction, data, residual)
     scale, reason = loss.by_loss() if method == "loss_search" else loss.by_curvature()
     diagnostics = step.diagnostics
@@ -315,11 +315,11 @@ def _by_search(method: str, evidence: _Evidence, step: _Step, data: Iterable[Any
     return Calibration(scale, curvature.damping, method, reason, curve, curvature)
 
 
-def _origin(model: nn.Module, curvature: Curvature, loss_fn: LossLike) -> nn.Module:
+def _origin(model: nn.Module, curvature: Curvature) -> nn.Module:
     """The model that steps start from: in a joint stream that of its first request."""
     if curvature.joint is None:
         return model
-    return matching_problem(model, curvature, loss_fn).with_theta(curvature.joint.theta)
+    return matching_view(model, curvature).with_theta(curvature.joint.theta)
 
 
 def _best_damping(tries: list[tuple[Curvature, Scan]], criterion: str) -> tuple[Curvature, Scan, float, str]:

@@ -33,6 +33,7 @@ from ssse.problem.batches import (
 )
 from ssse.problem.losses import LossLike
 from ssse.problem.problem import Problem
+from ssse.problem.view import ModelView
 
 SAMPLE = 4096  # samples that are looked at
 FURTHEST = 64.0  # times the ε of the quadratic model, or 1: how far a minimum is looked for
@@ -129,10 +130,10 @@ def loss_along_step(
     residual: bool,
 ) -> LossAlongStep:
     """Read S and a sample of the rest."""
-    problem = Problem(model, loss_fn, curvature.layout.names)
+    device = ModelView(model, curvature.layout.names).device
+    removed = list(regroup((read_batch(batch, device) for batch in forget), curvature.group))
+    problem = Problem(model, loss_fn, curvature.layout.names, removed[0])
     path = StepPath(problem, direction)
-    removed = list(regroup((read_batch(batch, problem.device) for batch in forget), curvature.group))
-    problem.probe(removed[0])
     k = sum(len(y) for _, y in removed)
     theta, u, decay = path.theta.double(), path.direction.double(), curvature.weight_decay
     pull = sum(path.derivative(batch) for batch in removed) + k * decay * float(theta @ u)

@@ -18,7 +18,8 @@ from ssse.errors import BrokenArtefact, InvalidData, InvalidSetting
 from ssse.problem.fingerprint import Fingerprint
 from ssse.problem.losses import LossLike
 from ssse.problem.parameters import BlockChoice, Layout, LinearShape
-from ssse.problem.problem import ParameterChoice, Problem
+from ssse.problem.problem import Problem
+from ssse.problem.view import ParameterChoice
 from ssse.rows.kinds import RowChoice, RowKind
 from ssse.system.digests import digest_tensors
 from ssse.system.environment import now
@@ -124,12 +125,11 @@ class Curvature:
             DoesNotFit: names what would fit. PrecisionLost: measured, with the number.
         """
         damping = check_damping(damping, weight_decay)
-        problem = Problem(model, loss_fn, parameters)
         wanted = Wanted(rows, rows_per_batch, seed, as_choice(structure), blocks, dtype)
-        prepared = prepare(problem, data, wanted, memory_budget)
+        prepared = prepare(model, loss_fn, parameters, data, wanted, memory_budget)
         on_plan(prepared.plan)
-        fitted = fit_structure(problem, data, prepared, damping, progress)
-        return cls._from_fit(problem, fitted, weight_decay)
+        fitted = fit_structure(prepared, data, damping, progress)
+        return cls._from_fit(prepared.problem, fitted, weight_decay)
 
     @classmethod
     def _from_fit(cls, problem: Problem, fitted: Fitted, weight_decay: float) -> Curvature:
@@ -290,7 +290,7 @@ def plan(
     if iter(data) is data:
         raise InvalidData("plan() would use up an iterator's first batch; pass a DataLoader or a list.")
     wanted = Wanted(rows, rows_per_batch, 0, as_choice(structure), blocks, dtype)
-    return prepare(Problem(model, loss_fn, parameters), data, wanted, memory_budget).plan
+    return prepare(model, loss_fn, parameters, data, wanted, memory_budget).plan
 
 
 def check_damping(damping: float | None, weight_decay: float) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ssse.curvature.choices import Ground, MatrixFree
 from ssse.curvature.matrix_free import MatrixFreeStructure, RowSource
@@ -24,7 +24,10 @@ from ssse.problem.batches import (
     regroup,
 )
 from ssse.problem.fingerprint import Fingerprint
+from ssse.problem.losses import LossLike, as_loss
 from ssse.problem.problem import PROBE_SAMPLES, Problem
+from ssse.problem.training_mode import refuse_training_mode
+from ssse.problem.view import ModelView, ParameterChoice
 from ssse.rows.autodiff import held as held_rows
 from ssse.rows.held import LinearRows, Rows
 from ssse.rows.kinds import (
@@ -76,28 +79,39 @@ class Sums:
 class Prepared:
     """A fit that was planned and not run yet. `batches`: all of the data, its first batches among them."""
 
+    problem: Problem
     plan: Plan
     batches: Iterator[Batch]
     total: int | None
     budget: int
 
 
-def prepare(problem: Problem, data: Iterable[Any], wanted: Wanted, budget: int | str | None) -> Prepared:
+def prepare(
+    model: nn.Module,
+    loss_fn: LossLike,
+    parameters: ParameterChoice,
+    data: Iterable[Any],
+    wanted: Wanted,
+    budget: int | str | None,
+) -> Prepared:
     """Look at the first batch, refuse what cannot work, and choose."""
+    as_loss(loss_fn)  # an unknown one is refused before the data is read
+    refuse_training_mode(model)
+    device = ModelView(model, parameters).device
     check_repeatable(data)
     stream = iter(data)
     seen: list[Batch] = []  # two samples at least: one alone cannot show cross-talk
     while sum(len(y) for _, y in seen) < 2 and (batch := next(stream, None)) is not None:
-        seen.append(read_batch(batch, problem.device))
+        seen.append(read_batch(batch, device))
     seen = [batch for batch in seen if len(batch[1])]
     if not seen:
         raise InvalidData("The training data is empty.")
     trial = next(regroup(seen, min(PROBE_SAMPLES, sum(len(y) for _, y in seen))))
-    problem.probe(trial)
-    free, total = memory_budget(problem.device, budget), count_samples(data)
+    problem = Problem(model, loss_fn, parameters, trial)
+    free, total = memory_budget(device, budget), count_samples(data)
     task = Task(problem, total, free, 0.0 if problem.linear else _row_seconds(problem, trial))
-    rest = (read_batch(batch, problem.device) for batch in stream)
-    return Prepared(make_plan(task, wanted), itertools.chain(seen, rest), total, free)
+    rest = (read_batch(batch, device) for batch in stream)
+    return Prepared(problem, make_plan(task, wanted), itertools.chain(seen, rest), total, free)
 
 
 def _row_seconds(problem: Problem, batch: Batch) -> float:
@@ -111,10 +125,8 @@ def _row_seconds(problem: Problem, batch: Batch) -> float:
     return best / len(batch[1])
 
 
-def fit_structure(
-    problem: Problem, data: Iterable[Any], prepared: Prepared, damping: float, progress: bool = True
-) -> Fitted:
-    plan = prepared.plan
+def fit_structure(prepared: Prepared, data: Iterable[Any], damping: float, progress: bool = True) -> Fitted:
+    problem, plan = prepared.problem, prepared.plan
     batches = track(regroup(prepared.batches, plan.group), prepared.total, "curvature", progress)
     # Rows that are kept are found again by their sample; the salt ties those digests to this model.
     salt = bytes.fromhex(Fingerprint.of(problem).theta)[:16] if plan.structure.kind == "lowrank" else b""

@@ -25,7 +25,7 @@ from ssse.erasure.diagnostics import (
     notes_on,
 )
 from ssse.erasure.policy import Policy
-from ssse.erasure.request import Samples, check_settings, matching_problem, read_samples
+from ssse.erasure.request import Samples, check_settings, read_matching
 from ssse.errors import (
     DoesNotFit,
     InvalidSetting,
@@ -73,6 +73,20 @@ class _Request:
         """Σ∇ℓ and Σℓ alone."""
         empirical = replace(self.curvature.kind, name="empirical")
         return self._summed([measure(self.problem, empirical, batch) for batch in self.samples.batches])
+
+    def check_memory(self) -> None:
+        """Whether the rows of all samples can be held at once; of a linear model they are small."""
+        at, curvature, count = self.problem, self.curvature, self.samples.count
+        if at.linear is not None or curvature.structure.reads_data:
+            return
+        per_sample = curvature.kind.rows_per_sample(at.loss, at.outputs)
+        needed = 2 * count * per_sample * at.layout.dim * (torch.finfo(at.dtype).bits // 8)
+        budget = memory_budget(at.device, None)
+        if needed > budget:
+            raise DoesNotFit(
+                f"The rows of {count} samples need {human_bytes(needed)}, of {human_bytes(budget)} that are free. "
+                "Erase in smaller groups with policy='joint', which gives the same model, or use matrix_free."
+            )
 
     def missing(self) -> int:
         """Samples that the curvature does not know, where it knows its samples."""
@@ -200,21 +214,23 @@ def erase(
     """
     started = time.perf_counter()
     scale = check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
-    problem = matching_problem(model, curvature, loss_fn)
-    request = _read_request(problem, curvature, forget, leave_out)
+    problem, samples = read_matching(model, curvature, loss_fn, forget)
+    request = _Request(_at_origin(problem, curvature), curvature, samples)
+    if leave_out:
+        request.check_memory()
     if data is not None:
         curvature = _with_data(curvature, request.problem, data)
 
     rows, gradient, loss = request.measured() if leave_out else (None, *request.slope())
     origin = request.problem.theta()
-    gradient = gradient + request.samples.count * curvature.weight_decay * origin
+    gradient = gradient + samples.count * curvature.weight_decay * origin
     removed = gradient if curvature.joint is None else gradient + curvature.joint.removed_gradient
     right = removed - _gradient_sum(curvature) if residual else removed
-    solved = _solve(curvature, right, rows, request.samples.count, 0 if leave_out else request.missing())
+    solved = _solve(curvature, right, rows, samples.count, 0 if leave_out else request.missing())
 
     diagnostics = Diagnostics(
         notes=notes_on(curvature, problem, solved),
-        k=request.samples.count,
+        k=samples.count,
         n=curvature.n,
         erased=curvature.erased,
         scale=scale,
@@ -227,9 +243,7 @@ def erase(
         leverage_max=_known(float(solved.leverages[0])) if leave_out else None,
         leverage_sum=_known(solved.leverage_sum) if leave_out else None,
         leverages=tuple(v for v in solved.leverages.tolist() if not math.isnan(v)) if leave_out else (),
-        loss_before=loss / request.samples.count
-        if curvature.joint is None
-        else _mean_loss(problem, request.samples.batches),
+        loss_before=loss / samples.count if curvature.joint is None else _mean_loss(problem, samples.batches),
     )
     _refuse_impossible(diagnostics, solved, curvature)
 
@@ -238,43 +252,30 @@ def erase(
     if not bool(torch.isfinite(theta).all()):
         raise Refused(diagnostics.refused("The step is NaN or infinite."))
     erased = problem.with_theta(theta)
-    erased_problem = Problem(erased, problem.loss, problem.layout.names)
-    loss_after = _mean_loss(erased_problem, request.samples.batches)
+    erased_problem = problem.on(erased)
+    loss_after = _mean_loss(erased_problem, samples.batches)
     if not math.isfinite(loss_after):
         raise Refused(diagnostics.refused("The erased model's loss on the forgotten samples is NaN or infinite."))
-    data_gradient = gradient - request.samples.count * curvature.weight_decay * origin
+    data_gradient = gradient - samples.count * curvature.weight_decay * origin
     diagnostics = replace(
         diagnostics,
         step_norm=float(step.norm()),
         relative_step=float(step.norm() / problem.theta().norm().clamp_min(torch.finfo(step.dtype).tiny)),
         loss_after=loss_after,
-        predicted_change=float(data_gradient.double() @ (theta - origin).double()) / request.samples.count,
+        predicted_change=float(data_gradient.double() @ (theta - origin).double()) / samples.count,
         seconds=time.perf_counter() - started,
     )
     reasons = judge(diagnostics) + doubts(diagnostics, curvature) + ([] if solved.converged else [f"{solved.note}."])
     diagnostics = diagnostics.judged(reasons)
-    after = _curvature_after(curvature, problem, erased, request.samples.count, removed, origin, leave_out, policy)
+    after = _curvature_after(curvature, problem, erased, samples.count, removed, origin, leave_out, policy)
     after = replace(after, doubted=curvature.doubted or bool(reasons))
     request = replace(request, curvature=curvature)
     return Erasure(erased, step, solved.solution, diagnostics, [request], after, erased_problem, origin)
 
 
-def _read_request(problem: Problem, curvature: Curvature, forget: Iterable[Any] | None, leave_out: bool) -> _Request:
-    at = problem
-    if curvature.joint is not None:
-        at = Problem(problem.with_theta(curvature.joint.theta), problem.loss, problem.layout.names)
-    samples = read_samples(forget, at, curvature, curvature.group)
-    problem.loss = at.loss
-    per_sample = curvature.kind.rows_per_sample(at.loss, at.outputs)
-    if leave_out and at.linear is None and not curvature.structure.reads_data:
-        needed = 2 * samples.count * per_sample * at.layout.dim * (torch.finfo(at.dtype).bits // 8)
-        budget = memory_budget(at.device, None)
-        if needed > budget:
-            raise DoesNotFit(
-                f"The rows of {samples.count} samples need {human_bytes(needed)}, of {human_bytes(budget)} that are "
-                "free. Erase in smaller groups with policy='joint', which gives the same model, or use matrix_free."
-            )
-    return _Request(at, curvature, samples)
+def _at_origin(problem: Problem, curvature: Curvature) -> Problem:
+    """Where the rows of the curvature are: at the model's θ, or where its joint stream began."""
+    return problem if curvature.joint is None else problem.moved(curvature.joint.theta)
 
 
 def _with_data(curvature: Curvature, problem: Problem, data: Iterable[Any]) -> Curvature:

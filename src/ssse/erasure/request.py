@@ -6,14 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from ssse.curvature.curvature import Curvature, check_scale
 from ssse.erasure.policy import check_policy
 from ssse.errors import InvalidData, InvalidSetting, ModelMismatch
 from ssse.problem.batches import Batch, check_repeatable, read_batch, regroup
-from ssse.problem.losses import NAMED, LossLike
+from ssse.problem.losses import NAMED, Loss, LossLike, as_loss
 from ssse.problem.problem import Problem
+from ssse.problem.training_mode import refuse_training_mode
+from ssse.problem.view import ModelView
 
 
 @dataclass(frozen=True)
@@ -24,8 +27,10 @@ class Samples:
     count: int
 
 
-def read_samples(forget: Iterable[Any] | None, problem: Problem, curvature: Curvature | None, group: int) -> Samples:
-    """The samples to forget on the problem's device; the first of them show whether they suit the model.
+def read_samples(
+    forget: Iterable[Any] | None, device: torch.device, curvature: Curvature | None, group: int
+) -> Samples:
+    """The samples to forget, on the device.
 
     Raises:
         InvalidData: there are none, or as many as the curvature stands for.
@@ -33,10 +38,9 @@ def read_samples(forget: Iterable[Any] | None, problem: Problem, curvature: Curv
     if forget is None:
         raise InvalidSetting("Pass the samples to forget: forget=batches.")
     check_repeatable(forget)
-    batches = [batch for batch in (read_batch(b, problem.device) for b in forget) if len(batch[1])]
+    batches = [batch for batch in (read_batch(b, device) for b in forget) if len(batch[1])]
     if not batches:
         raise InvalidData("The forget set is empty; there is nothing to erase.")
-    problem.probe(batches[0])
     count = sum(len(y) for _, y in batches)
     if curvature is not None and count >= curvature.n:
         raise InvalidData(
@@ -45,32 +49,45 @@ def read_samples(forget: Iterable[Any] | None, problem: Problem, curvature: Curv
     return Samples(list(regroup(batches, group)), count)
 
 
-def matching_problem(model: nn.Module, curvature: Curvature, loss_fn: LossLike | None) -> Problem:
-    """The problem that the curvature is of; a named loss need not be given again.
+def read_matching(
+    model: nn.Module, curvature: Curvature, loss_fn: LossLike | None, forget: Iterable[Any] | None
+) -> tuple[Problem, Samples]:
+    """The problem that the curvature is of, and the samples; a named loss need not be given again."""
+    loss, view = matching_loss(curvature, loss_fn), matching_view(model, curvature)
+    samples = read_samples(forget, view.device, curvature, curvature.group)
+    return Problem(model, loss, curvature.layout.names, samples.batches[0]), samples
+
+
+def matching_loss(curvature: Curvature, loss_fn: LossLike | None) -> Loss:
+    if loss_fn is None and curvature.loss not in NAMED:
+        raise InvalidSetting(f"The curvature is of a loss of your own, '{curvature.loss}': pass it as loss_fn.")
+    loss = as_loss(curvature.loss if loss_fn is None else loss_fn)
+    if loss.name != curvature.loss:
+        raise ModelMismatch(f"The curvature is of the loss '{curvature.loss}', not of '{loss.name}'.")
+    return loss
+
+
+def matching_view(model: nn.Module, curvature: Curvature) -> ModelView:
+    """The model, if it is the one that the curvature is of: this is where it is hashed.
 
     Raises:
-        ModelMismatch: the model, the loss or the device is not the curvature's.
+        ModelMismatch: the model or its device is not the curvature's.
     """
-    if loss_fn is None:
-        if curvature.loss not in NAMED:
-            raise InvalidSetting(f"The curvature is of a loss of your own, '{curvature.loss}': pass it as loss_fn.")
-        loss_fn = curvature.loss
+    refuse_training_mode(model)
     names = dict(model.named_parameters())
     missing = [name for name in curvature.layout.names if name not in names]
     if missing:
         raise ModelMismatch(f"The model has no parameter '{missing[0]}', which is in the curvature.")
-    problem = Problem(model, loss_fn, curvature.layout.names)
-    curvature.fingerprint.check(problem)
-    if problem.loss.name != curvature.loss:
-        raise ModelMismatch(f"The curvature is of the loss '{curvature.loss}', not of '{problem.loss.name}'.")
+    view = ModelView(model, curvature.layout.names)
+    curvature.fingerprint.check(view)
     for tensor in curvature.structure.state().values():
-        if tensor.device != problem.device:
+        if tensor.device != view.device:
             raise ModelMismatch(
-                f"The curvature is on {tensor.device}, the model on {problem.device}; move one of them, for instance "
-                f'curvature.to("{problem.device}").'
+                f"The curvature is on {tensor.device}, the model on {view.device}; move one of them, for instance "
+                f'curvature.to("{view.device}").'
             )
         break
-    return problem
+    return view
 
 
 def check_settings(curvature: Curvature, *, scale: float | None, leave_out: bool, residual: bool, policy: str) -> float:

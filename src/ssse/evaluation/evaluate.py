@@ -19,7 +19,7 @@ from ssse.evaluation.table import Cell, Evaluation, Measure
 from ssse.metrics.objective import objective
 from ssse.metrics.relearning import relearn_time
 from ssse.problem.losses import LossLike
-from ssse.problem.problem import ParameterChoice
+from ssse.problem.view import ParameterChoice
 
 RELEARNED = 1.05  # times the original model's loss on S counts as learnt again
 

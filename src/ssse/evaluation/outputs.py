@@ -12,7 +12,8 @@ from torch import nn
 from ssse.errors import InvalidData, InvalidModel
 from ssse.metrics.scores import as_logits
 from ssse.problem.batches import Inputs
-from ssse.problem.problem import arguments, refuse_difference, refuse_training_mode, tensor_output
+from ssse.problem.training_mode import refuse_difference, refuse_training_mode
+from ssse.problem.view import arguments, tensor_output
 
 Model = nn.Module | Callable[[Any], Any]
 

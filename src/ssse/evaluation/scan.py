@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from ssse.errors import InvalidSetting
+from ssse.errors import InvalidData, InvalidSetting
 from ssse.evaluation.measure import MeasuredSplit, measure_split
 from ssse.evaluation.outputs import Model, check_model, logits_of
 from ssse.evaluation.splits import HELD_OUT, SPLITS, Splits, check_splits
@@ -19,9 +19,11 @@ from ssse.metrics.confusion import confusion_ratio, confusions
 from ssse.metrics.distance import same_parameters
 from ssse.metrics.scores import as_logits, check_alike
 from ssse.metrics.similarity import attribute_auc, share, similarity_of
-from ssse.problem.batches import Batch
+from ssse.problem.batches import Batch, check_repeatable, peek
 from ssse.problem.losses import Loss, LossLike
-from ssse.problem.problem import ParameterChoice, Problem
+from ssse.problem.problem import Problem
+from ssse.problem.training_mode import refuse_training_mode
+from ssse.problem.view import ModelView, ParameterChoice
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -168,7 +170,8 @@ def scan(
     grid = check_scales(scales)
     if retrained is not None:
         check_model(retrained, RETRAINED)
-    path = StepPath(Problem(model, loss_fn, parameters), direction)
+    problem, splits = _problem(model, loss_fn, parameters, splits)
+    path = StepPath(problem, direction)
     measured = {split: _measure(path, split, data, grid, retrained, progress) for split, data in splits.items()}
     forgotten = measured.get("forgotten")
     held_out = next((measured[split] for split in HELD_OUT if split in measured), None)
@@ -221,14 +224,25 @@ def check_scales(scales: float | Iterable[float]) -> np.ndarray:
     return np.concatenate([[0.0], grid])
 
 
+def _problem(
+    model: nn.Module, loss_fn: LossLike | Loss, parameters: ParameterChoice, splits: Splits
+) -> tuple[Problem, Splits]:
+    """The problem, looked at on the first samples of the first split; and the splits, those samples still in them."""
+    refuse_training_mode(model)
+    split, data = next(iter(splits.items()))
+    check_repeatable(data)
+    first, data = peek(data, ModelView(model, parameters).device)
+    if first is None:
+        raise InvalidData(f"The split '{split}' is empty; leave it out, or pass its samples.")
+    return Problem(model, loss_fn, parameters, first), {**splits, split: data}
+
+
 def _measure(
     path: StepPath, split: str, data: Iterable[Any], grid: np.ndarray, retrained: Model | None, progress: bool
 ) -> MeasuredSplit[int | str]:
     """The model at every ε, by its place in the grid, and the retrained one. What overflows becomes NaN as a whole."""
 
     def outputs(batch: Batch) -> dict[int | str, np.ndarray]:
-        if not path.problem.outputs:
-            path.problem.probe(batch)
         path.problem.check_labels(batch[1])
         along = path.logits(batch[0], grid.tolist())
         as_logits(along[0], "model")

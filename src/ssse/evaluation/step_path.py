@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ssse.errors import InvalidSetting
 from ssse.problem.batches import Batch, Inputs
-from ssse.problem.problem import Problem, arguments, flat_outputs
+from ssse.problem.problem import Problem
+from ssse.problem.view import arguments, flat_outputs
 
 
 class StepPath:

@@ -11,9 +11,11 @@ from torch import nn
 
 from ssse.curvature.fit import Sums
 from ssse.errors import InvalidData, InvalidSetting
-from ssse.problem.batches import check_repeatable, count_samples, read_batch
+from ssse.problem.batches import check_repeatable, count_samples, peek, read_batch
 from ssse.problem.losses import LossLike
-from ssse.problem.problem import ParameterChoice, Problem
+from ssse.problem.problem import Problem
+from ssse.problem.training_mode import refuse_training_mode
+from ssse.problem.view import ModelView, ParameterChoice
 from ssse.rows.kinds import RowKind, measure
 from ssse.system.progress import track
 
@@ -44,17 +46,17 @@ def objective(
     if not 0 <= weight_decay < float("inf"):
         raise InvalidSetting(f"weight_decay must be zero or positive, not {weight_decay}.")
     check_repeatable(data)
-    problem = Problem(model, loss_fn, parameters)
+    refuse_training_mode(model)
+    first, data = peek(data, ModelView(model, parameters).device)
+    if first is None:
+        raise InvalidData("There are no samples; the objective of an empty split has no meaning.")
+    problem = Problem(model, loss_fn, parameters, first)
     sums, kind = Sums(), RowKind("empirical")
     batches = (read_batch(batch, problem.device) for batch in data)  # as they come: these fit the memory
     for batch in track(batches, count_samples(data), "objective", progress):
         if not len(batch[1]):
             continue
-        if not problem.outputs:
-            problem.probe(batch)
         sums.add(measure(problem, kind, batch))
-    if not sums.count:
-        raise InvalidData("There are no samples; the objective of an empty split has no meaning.")
     theta = problem.theta().double()
     gradient = sums.checked_gradient() / sums.count + weight_decay * theta
     loss = sums.loss / sums.count + weight_decay / 2 * float(torch.dot(theta, theta))

@@ -22,6 +22,7 @@ from ssse.problem.batches import (
 )
 from ssse.problem.losses import LossLike
 from ssse.problem.problem import Problem
+from ssse.problem.view import ModelView
 
 PASS = 512  # samples a pass holds activations of
 
@@ -72,11 +73,11 @@ def relearn_time(
         seed: the order of mini-batches.
     """
     _check(target, learning_rate, max_steps, batch_size)
-    problem = Problem(copy.deepcopy(model).eval(), loss_fn)
-    parts = list(regroup((read_batch(batch, problem.device) for batch in forget), PASS))
+    calm = copy.deepcopy(model).eval()
+    parts = list(regroup((read_batch(batch, ModelView(calm).device) for batch in forget), PASS))
     if not parts:
         raise InvalidData("The forget set is empty; there is nothing to relearn.")
-    problem.probe(parts[0])
+    problem = Problem(calm, loss_fn, "all", parts[0])
     for _, y in parts:
         problem.check_labels(y)
     order = None if batch_size is None else shuffled(join_batches(parts), batch_size, seed)

@@ -29,6 +29,7 @@ from ssse.paper.study import (
     accuracies,
     timed,
 )
+from ssse.rows.kinds import RowChoice
 from ssse.system.digests import digest_tensors
 
 PAPER = Method("paper", "SSSE, empirical, over D (the paper)", "paper")
@@ -142,7 +143,7 @@ class Convex:
         trained = self._train(removal.keep)
         return as_model(trained["weights"]), float(trained["seconds"])
 
-    def curvature(self, name: str, rows: str, **how: Any) -> Curvature:
+    def curvature(self, name: str, rows: RowChoice, **how: Any) -> Curvature:
         """Fitted when first asked for, and kept."""
         if name not in self.fitted:
             key = key_of(f"curvature-{name}", self._base, rows, {k: str(v) for k, v in how.items()})

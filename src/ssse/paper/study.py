@@ -23,7 +23,7 @@ from ssse.evaluation.scan import scan
 from ssse.evaluation.splits import Splits
 from ssse.metrics.gaps import accuracy
 from ssse.problem.losses import LossLike
-from ssse.problem.problem import ParameterChoice
+from ssse.problem.view import ParameterChoice
 
 T = TypeVar("T")
 Curve = dict[str, Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -102,6 +103,17 @@ def regroup(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
             count += length - start
     if held:
         yield join_batches(held)
+
+
+def peek(data: Iterable[Any], device: torch.device | None) -> tuple[Batch | None, Iterable[Any]]:
+    """The first batch that is not empty, None where there is none; and the data, that batch still in it."""
+    stream, seen = iter(data), []
+    for raw in stream:
+        seen.append(raw)
+        batch = read_batch(raw, device)
+        if len(batch[1]):
+            return batch, itertools.chain(seen, stream) if stream is data else data
+    return None, seen if stream is data else data
 
 
 def count_samples(data: Any) -> int | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from ssse.errors import ModelMismatch
-from ssse.problem.problem import Problem
+from ssse.problem.view import ModelView
 from ssse.system.digests import digest_tensors
 
 
@@ -22,14 +22,14 @@ class Fingerprint:
     rest: str
 
     @classmethod
-    def of(cls, problem: Problem) -> Fingerprint:
-        parameters = problem.parameters()
-        state = problem.model.state_dict(keep_vars=False)
+    def of(cls, view: ModelView) -> Fingerprint:
+        parameters = view.parameters()
+        state = view.model.state_dict(keep_vars=False)
         rest = {name: value for name, value in state.items() if name not in parameters and isinstance(value, Tensor)}
         return cls(
-            problem.layout.names,
-            problem.layout.shapes,
-            str(problem.dtype),
+            view.layout.names,
+            view.layout.shapes,
+            str(view.dtype),
             digest_tensors(parameters),
             digest_tensors(rest),
         )
@@ -39,9 +39,9 @@ class Fingerprint:
         named = dict(model.named_parameters())
         return replace(self, theta=digest_tensors({name: named[name].detach() for name in self.names}))
 
-    def check(self, problem: Problem) -> None:
+    def check(self, view: ModelView) -> None:
         """Raise ModelMismatch, naming the first thing that differs."""
-        other = Fingerprint.of(problem)
+        other = Fingerprint.of(view)
         if self.names != other.names or self.shapes != other.shapes:
             mine = dict(zip(self.names, self.shapes, strict=True))
             theirs = dict(zip(other.names, other.shapes, strict=True))

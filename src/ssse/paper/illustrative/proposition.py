@@ -97,8 +97,7 @@ def binary(eps: float, seed: int) -> dict[str, float]:
 def curvature_pair(model: nn.Module, loss: str, x: np.ndarray, y: Tensor) -> tuple[Tensor, Tensor]:
     """Σ∇²ℓ, which for a model linear in θ is the square of the expected rows, and Σ∇ℓ∇ℓᵀ of the empirical ones."""
     batch = (torch.from_numpy(x), y)
-    problem = Problem(model, loss)
-    problem.probe(batch)
+    problem = Problem(model, loss, "all", batch)
     pair = [measure_held(problem, RowKind(kind), batch)[0].matrix() for kind in ("expected", "empirical")]
     return _square(pair[0]), _square(pair[1])
 

@@ -38,6 +38,8 @@ from ssse.intake.sources import Batches, Source
 from ssse.problem.batches import read_batch
 from ssse.problem.losses import LossLike, as_loss
 from ssse.problem.problem import Problem
+from ssse.problem.training_mode import refuse_training_mode
+from ssse.problem.view import ModelView
 from ssse.workspace.engines.engine import Engine, ErasedModel, Say
 from ssse.workspace.record.folder import WEIGHTS
 from ssse.workspace.settings import Fit, Settings
@@ -85,9 +87,10 @@ class TorchEngine(Engine):
         if first is None:
             raise InvalidData(f"'{source.name}' is empty.")
         x, y = read_batch(first, self.device)
-        problem = Problem(model, self.loss)
+        refuse_training_mode(model)
         try:
-            z, _ = problem.forward(x)
+            with torch.no_grad():
+                z = ModelView(model).outputs_of(x)
         except SSSEError:
             raise
         except Exception as error:
@@ -96,7 +99,7 @@ class TorchEngine(Engine):
                 f"The model cannot be run on '{source.name}', whose inputs have the shape {shapes}: {cause(error)}."
             ) from error
         try:
-            problem.total_loss(z, y)
+            Problem(model, self.loss, "all", (x, y))
         except SSSEError:
             raise
         except Exception as error:
@@ -109,9 +112,8 @@ class TorchEngine(Engine):
         """Model, loss and data on a first batch."""
         source = self.user_data.train
         self.try_out(model, source)
-        problem = Problem(model, self.loss, parameters_of(self.settings))
         x, y = read_batch(next(iter(self.user_data.batches(source))), self.device)
-        problem.probe((x, y))
+        problem = Problem(model, self.loss, parameters_of(self.settings), (x, y))
         z, _ = problem.forward(x)
         return {
             "parameters": sum(p.numel() for p in model.parameters()),

@@ -1,0 +1,66 @@
+"""Models that were left in training mode: refused where they do something else there."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from ssse.errors import InvalidModel
+from ssse.problem.batches import Inputs
+from ssse.problem.view import arguments, tensor_output
+
+
+def refuse_training_mode(model: nn.Module) -> None:
+    """Of torch's own layers, those that do something else in training mode; `refuse_difference` sees the others."""
+    for name, module in model.named_modules():
+        label = f"{type(module).__name__} '{name}'"
+        if isinstance(module, _BatchNorm) and not module.training and not module.track_running_stats:
+            raise InvalidModel(
+                f"{label} keeps no running statistics, so even in eval mode one sample's gradient depends on "
+                "its batch. Train with track_running_stats=True or use another norm."
+            )
+        if not module.training:
+            continue
+        if isinstance(module, _BatchNorm):
+            raise InvalidModel(
+                f"{label} is in training mode, where one sample's gradient depends on its batch. "
+                "Call model.eval() first."
+            )
+        if _drops(module):
+            raise InvalidModel(f"{label} is in training mode and drops at random. Call model.eval() first.")
+
+
+def _drops(module: nn.Module) -> bool:
+    """Layers of torch's own whose output is random in training mode."""
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    return isinstance(module, nn.RReLU) or (
+        isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0
+    )
+
+
+@torch.no_grad()
+def refuse_difference(model: nn.Module, x: Inputs, output: Tensor) -> None:
+    """A model that was left in training mode may stay there if it does the same in eval mode: here that is seen.
+
+    `output`: of the model as it is, on the inputs x.
+    """
+    if not any(module.training for module in model.modules()):
+        return
+    args, kwargs = arguments(x)
+    calm = tensor_output(copy.deepcopy(model).eval()(*args, **kwargs))
+    scale = float(output.abs().max()) + torch.finfo(output.dtype).tiny
+    if calm.shape != output.shape or not float((calm - output).abs().max()) <= repeatable(output.dtype) * scale:
+        raise InvalidModel(
+            f"The model ({type(model).__name__}) is in training mode and gives other outputs there than in eval mode; "
+            "curvature and erasure are defined for the model as it predicts. Call model.eval() first."
+        )
+
+
+def repeatable(dtype: torch.dtype) -> float:
+    """Relative difference of the same outputs, computed twice."""
+    return {torch.float64: 1e-9, torch.float32: 1e-5}.get(dtype, 5e-3)
