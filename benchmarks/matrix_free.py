@@ -11,7 +11,9 @@ difference in accuracy to the retrained model, in points.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +22,6 @@ from torch import Tensor, nn
 import ssse
 from features import Pets, pets
 from record import Report, best_of, run_alone
-from ssse.curvature.choices import StructureName
-from ssse.problem.parameters import BlockChoice
 
 DECAY, CLASSES = 1e-4, (0, 12, 24)
 REPEATS = 5
@@ -33,12 +33,12 @@ def main(folder: Path) -> None:
     data = pets(folder)
     model, norm = train(data.x[data.train], data.y[data.train])
     batches = [(data.x[part], data.y[part]) for part in data.train.split(1024)]
-    ways: tuple[tuple[StructureName, BlockChoice], ...] = (("matrix_free", "auto"), ("dense", "output"))
-    fits = {
-        structure: lambda s=structure, b=blocks: ssse.Curvature.fit(
-            model, "cross_entropy", batches, weight_decay=DECAY, rows="expected", structure=s, blocks=b
-        )
-        for structure, blocks in ways
+    settings: dict[str, Any] = {"weight_decay": DECAY, "rows": "expected", "progress": False}
+    fits: dict[str, Callable[[], ssse.Curvature]] = {
+        "matrix_free": lambda: ssse.Curvature.fit(model, "cross_entropy", batches, structure="matrix_free", **settings),
+        "dense": lambda: ssse.Curvature.fit(
+            model, "cross_entropy", batches, structure="dense", blocks="output", **settings
+        ),
     }
     curvatures = {structure: fit() for structure, fit in fits.items()}
     fit_seconds = best_of(REPEATS, **fits)

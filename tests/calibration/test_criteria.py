@@ -19,7 +19,7 @@ from ssse.calibration.criteria import (
 from ssse.calibration.figures import heat_map
 from ssse.errors import InvalidSetting
 from ssse.evaluation.figures import scan_figure
-from tests.support.calibrating import (
+from tests.support.calibration_problems import (
     SCALES,
     curve,
     small,

@@ -15,7 +15,7 @@ from ssse.cli.app import app
 from ssse.errors import InvalidData
 from ssse.paper.experiments import EXPERIMENTS
 from ssse.paper.settings import Settings
-from tests.support import reproducing
+from tests.support import experiments
 
 
 def call(*arguments: str, code: int = 0) -> tuple[str, str]:
@@ -32,9 +32,9 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Settings]:
 
     def run(settings: Settings):
         seen.append(settings)
-        return reproducing.result()
+        return experiments.result()
 
-    reproducing.install(monkeypatch, "illustrative", run)
+    experiments.install(monkeypatch, "illustrative", run)
     monkeypatch.chdir(tmp_path)
     return seen
 
@@ -140,7 +140,7 @@ def test_failures_end_with_their_code(monkeypatch, tmp_path, error, code, says):
     def fail(settings: Settings):
         raise error
 
-    reproducing.install(monkeypatch, "illustrative", fail)
+    experiments.install(monkeypatch, "illustrative", fail)
     monkeypatch.chdir(tmp_path)
     assert call("reproduce", "illustrative", code=code) == ("", says)
 
@@ -149,7 +149,7 @@ def test_a_traceback_is_shown_on_request(monkeypatch, tmp_path):
     def fail(settings: Settings):
         raise RuntimeError("odd")
 
-    reproducing.install(monkeypatch, "illustrative", fail)
+    experiments.install(monkeypatch, "illustrative", fail)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SSSE_TRACEBACK", "1")
     done = CliRunner().invoke(app, ["reproduce", "illustrative"])

@@ -18,7 +18,7 @@ from ssse.errors import InvalidSetting
 from ssse.workspace.engines import torch as torch_engine
 from ssse.workspace.record.lock import locked
 from tests.support import workspaces
-from tests.support.asking import (
+from tests.support.commands import (
     call,
     call_error,
     call_json,

@@ -17,13 +17,13 @@ from ssse.cli.app import app
 from ssse.errors import InvalidSetting
 from ssse.workspace.record.ledger import FIRST
 from tests.support import workspaces
-from tests.support.asking import (
+from tests.support.commands import (
     call,
     call_error,
     call_json,
     init,
 )
-from tests.support.sourcing import Bomb
+from tests.support.data_files import Bomb
 from tests.support.workspaces import (
     Made,
     copy,
@@ -260,9 +260,9 @@ def test_what_the_users_code_raises_is_one_line(tmp_path):
     workspaces.files(tmp_path)
     np.savez(tmp_path / "wide.npz", x=np.zeros((3, 9)), y=np.zeros(3, dtype=np.int64))
     for words, says in (
-        (["--loss", "tests.support.asking:raises"], "tests.support.asking:raises' cannot be computed"),
-        (["--loss", "tests.support.asking:leaves"], "ended Python (exit 0)"),
-        (["--loss", "tests.support.asking:NOT_A_FUNCTION"], "is a int, not a function"),
+        (["--loss", "tests.support.commands:raises"], "tests.support.commands:raises' cannot be computed"),
+        (["--loss", "tests.support.commands:leaves"], "ended Python (exit 0)"),
+        (["--loss", "tests.support.commands:NOT_A_FUNCTION"], "is a int, not a function"),
         (["--data", tmp_path / "wide.npz"], "wide.npz', whose inputs have the shape (3, 9)"),
         (["--argument", "nonsense"], "--argument takes NAME=VALUE"),
         (["--argument", "bias.x=1"], "--argument takes NAME=VALUE"),
@@ -296,7 +296,7 @@ def test_a_folder_whose_name_is_no_text(tmp_path):
 
 def test_what_the_users_code_prints_is_not_part_of_the_object(tmp_path):
     workspaces.files(tmp_path)
-    text = init(tmp_path, "--model", "tests.support.asking:talkative", "--json")
+    text = init(tmp_path, "--model", "tests.support.commands:talkative", "--json")
     assert json.loads(text)["samples"] == 40
     for words in (["fit"], ["erase", "--request", "a", "--ids", "s1"], ["evaluate"]):
         text, aside = call(words[0], tmp_path / "ws", *words[1:], "--json")

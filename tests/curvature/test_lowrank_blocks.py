@@ -46,7 +46,7 @@ def cases() -> list[Case]:
     """Blocks of 7 cut through outputs of 5 inputs; 1 is the diagonal; 1000 is more than there are parameters."""
     linear: list[BlockChoice] = ["one", "parameter", "output", 1, 7, 13, 1000]
     network: list[BlockChoice] = ["one", "parameter", 1, 20, 1000]
-    found = [
+    found: list[tuple[str, problems.Sample, BlockChoice]] = [
         *(("softmax with bias", problems.linear("cross_entropy"), spec) for spec in linear),
         *(("softmax", problems.linear("cross_entropy", bias=False), spec) for spec in linear),
         *(("attributes", problems.linear("binary_cross_entropy", c=4), spec) for spec in linear),

@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from ssse import metrics
-from tests.support.evaluating import (
+from tests.support.evaluation_problems import (
     CASES,
     Case,
     Plain,

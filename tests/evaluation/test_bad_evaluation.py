@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ssse.errors import InvalidData, InvalidModel, InvalidSetting
 from tests.support import problems
-from tests.support.evaluating import (
+from tests.support.evaluation_problems import (
     CASES,
     FEATURES,
     OUTPUTS,

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ssse import metrics
-from tests.support.evaluating import (
+from tests.support.evaluation_problems import (
     CASES,
     FEATURES,
     OUTPUTS,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ssse.errors import InvalidData
-from tests.support.evaluating import (
+from tests.support.evaluation_problems import (
     CASES,
     OUTPUTS,
     SIZES,

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from ssse.evaluation.table import Evaluation
-from tests.support.evaluating import (
+from tests.support.evaluation_problems import (
     CASES,
     SIZES,
     evaluate,

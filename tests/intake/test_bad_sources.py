@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.intake.sources import Columns
-from tests.support.sourcing import (
+from tests.support.data_files import (
     FORMATS,
     IDS,
     NUMBERS,

@@ -25,7 +25,7 @@ from ssse.intake.models import (
     weights_of,
     write_weights,
 )
-from tests.support.sourcing import Bomb
+from tests.support.data_files import Bomb
 
 USER = """
 import torch

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from ssse.problem.batches import count_samples, read_batch
-from tests.support.sourcing import (
+from tests.support.data_files import (
     FORMATS,
     IDS,
     NUMBERS,

@@ -18,8 +18,8 @@ from ssse.paper.pages.writer import write, write_overview
 from ssse.paper.result import Result
 from ssse.paper.settings import Settings
 from ssse.rendering import numbers
-from tests.support import reproducing
-from tests.support.reproducing import NASTY
+from tests.support import experiments
+from tests.support.experiments import NASTY
 
 VOID = {"meta", "br", "link", "img"}
 
@@ -58,7 +58,7 @@ class Reader(HTMLParser):
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Read by the tests, changed by none."""
     folder = tmp_path_factory.mktemp("results") / "illustrative"
-    assert write(reproducing.result(), folder) == folder / "page.html"
+    assert write(experiments.result(), folder) == folder / "page.html"
     return folder
 
 
@@ -79,18 +79,18 @@ def test_the_numbers_come_back_as_they_were(folder):
     assert text.endswith("}\n")
     assert "θ" in text
     body = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert body == reproducing.result().to_dict()
+    assert body == experiments.result().to_dict()
     assert body["numbers"]["gaps"] == [0.1, None]
 
 
 def test_the_same_result_gives_the_same_bytes(folder, tmp_path):
-    write(reproducing.result(), tmp_path)
+    write(experiments.result(), tmp_path)
     for path in folder.iterdir():
         assert path.read_bytes() == (tmp_path / path.name).read_bytes(), path.name
 
 
 def test_what_the_run_before_left_is_removed_and_nothing_else(tmp_path):
-    result = reproducing.result()
+    result = experiments.result()
     write(result, tmp_path)
     (tmp_path / "mine.svg").write_text("<svg/>")
     del result.figures[0]
@@ -102,8 +102,8 @@ def test_what_the_run_before_left_is_removed_and_nothing_else(tmp_path):
 
 
 def test_two_figures_of_one_name_are_refused_before_anything_is_written(tmp_path):
-    result = reproducing.result()
-    result.figures.append(reproducing.drawn("ratio"))
+    result = experiments.result()
+    result.figures.append(experiments.drawn("ratio"))
     with pytest.raises(ValueError, match="same name"):
         write(result, tmp_path / "new")
     assert not (tmp_path / "new").exists()
@@ -179,7 +179,7 @@ def test_tables_as_markdown(folder):
 
 
 def test_the_summary_puts_requests_together():
-    groups = labels.by_request(reproducing.result().summary)
+    groups = labels.by_request(experiments.result().summary)
     assert [(name, len(lines)) for name, lines in groups] == [
         ("digits, all of a class", 2),
         ("digits, half of a class", 1),
@@ -213,7 +213,7 @@ def test_underscores_within_words_are_left_alone():
 
 def test_the_overview_of_two_experiments(tmp_path):
     for name in ("awa2", "illustrative"):
-        write(reproducing.result(name), tmp_path / name)
+        write(experiments.result(name), tmp_path / name)
     (tmp_path / "cifar10").mkdir()
     (tmp_path / "cifar10" / "results.json").write_text('{"title": "half')
     text = write_overview(tmp_path).read_text()
@@ -228,7 +228,7 @@ def test_the_overview_of_two_experiments(tmp_path):
 
 
 def test_the_overview_reads_what_a_later_version_wrote(tmp_path):
-    write(reproducing.result(), tmp_path / "illustrative")
+    write(experiments.result(), tmp_path / "illustrative")
     path = tmp_path / "illustrative" / "results.json"
     body = json.loads(path.read_text())
     for entry in body["findings"] + body["summary"]:
@@ -243,9 +243,9 @@ def test_reproduce_says_how_it_was_made(tmp_path, monkeypatch):
     def run(settings: Settings):
         seen.append(settings)
         settings.cache.numbers("kept", lambda: [1])
-        return reproducing.result("celeba")
+        return experiments.result("celeba")
 
-    reproducing.install(monkeypatch, "celeba", run)
+    experiments.install(monkeypatch, "celeba", run)
     (tmp_path / "data").mkdir()
     arguments = {"data": tmp_path / "data", "output": tmp_path / "out", "seed": 3, "device": "cpu", "progress": False}
     result = ssse.reproduce("celeba", **arguments)
@@ -284,7 +284,7 @@ def test_a_command_that_is_handed_over_loses_its_folders():
     ],
 )
 def test_bad_arguments_are_refused_before_any_work(name, arguments, says, monkeypatch, tmp_path):
-    reproducing.install(monkeypatch, "awa2", lambda settings: pytest.fail("was run"))
+    experiments.install(monkeypatch, "awa2", lambda settings: pytest.fail("was run"))
     with pytest.raises(InvalidSetting, match=re.escape(says)):
         ssse.reproduce(name, output=tmp_path, **arguments)
     assert list(tmp_path.iterdir()) == []
@@ -300,7 +300,7 @@ def test_every_experiment_says_what_it_needs():
 @pytest.mark.parametrize("stand_in", [True, False])
 def test_whether_the_data_stands_in_for_the_papers_is_a_field(tmp_path, stand_in):
     """No words about the data decide it; where a result is older than the field, the name of its data set does."""
-    result = reproducing.result()
+    result = experiments.result()
     result.stand_in, result.data = stand_in, ["digits" if not stand_in else "faces"]
     write(result, tmp_path / result.experiment)
     label = labels.form_label("small", stand_in)

@@ -13,7 +13,7 @@ from ssse.workspace.record.details import read_details
 from ssse.workspace.record.residues import what_remains
 from ssse.workspace.record.seal import FORM, Seal
 from ssse.workspace.workspace import Workspace
-from tests.support.asking import call, call_json
+from tests.support.commands import call, call_json
 
 BEFORE = Path(__file__).parents[1] / "before"
 ENGINES = ("torch", "sklearn")

@@ -26,7 +26,7 @@ from ssse.workspace.record import folder as folders
 from ssse.workspace.record import transaction as transactions
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
-from tests.support.killing import (
+from tests.support.kills import (
     EPOCH,
     OPERATIONS,
     WATCHED,
@@ -229,7 +229,7 @@ KILLED = """
 import os, signal, sys
 from ssse.workspace.record.transaction import Transaction
 from ssse.workspace.workspace import Workspace
-from tests.support.killing import erase
+from tests.support.kills import erase
 setattr(Transaction, sys.argv[2], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 erase(Workspace(sys.argv[1]))
 """

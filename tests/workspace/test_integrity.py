@@ -22,7 +22,7 @@ from ssse.workspace.record.ledger import FIRST, Ledger
 from ssse.workspace.record.seal import Seal, seal_files
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
-from tests.support.killing import KEPT, report
+from tests.support.kills import KEPT, report
 
 STATE, OLD = "states/000004", "states/000002"  # fitted is entry 2, erased entry 4
 PARTS = ("curvature/manifest.json", "curvature/part-00000.safetensors", "weights.safetensors")

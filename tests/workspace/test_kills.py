@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.killing import OPERATIONS
+from tests.support.kills import OPERATIONS
 from tests.support.sizes import sized
 
 pytestmark = pytest.mark.long
@@ -30,7 +30,7 @@ MEMORY = Path("/dev/shm")
 def kill(group: str) -> dict[str, dict[str, int]]:
     place = MEMORY if os.access(MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="ssse-kills-", dir=place) as home:
-        command = [sys.executable, "-m", "tests.support.killing", home, group]
+        command = [sys.executable, "-m", "tests.support.kills", home, group]
         root = Path(__file__).parents[2]
         done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=1800)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -25,7 +25,7 @@ from ssse.workspace.record import transaction as transactions
 from ssse.workspace.record.ledger import FILE
 from ssse.workspace.record.lock import locked
 from tests.support import workspaces
-from tests.support.asking import call, call_error, call_json
+from tests.support.commands import call, call_error, call_json
 from tests.support.workspaces import Made
 from tests.workspace.test_ledger_digest import altered_in_silence
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import browsing
-from tests.support.browsing import browse, on_phones, with_script
+from tests.support import browser
+from tests.support.browser import browse, on_phones, with_script
 from tests.support.ledger_entries import page
 
-pytestmark = pytest.mark.skipif(browsing.CHROMIUM is None, reason=browsing.NO_CHROMIUM)
+pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason=browser.NO_CHROMIUM)
 
 
 def test_errors_and_requests_would_be_seen(tmp_path: Path):
@@ -53,17 +53,17 @@ def test_what_sticks_out_would_be_seen(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["new", "five"])
 def test_axe_finds_nothing(name, tmp_path: Path):
-    axe = browsing.axe()
+    axe = browser.axe()
     if axe is None:
-        pytest.skip(browsing.NO_AXE)
-    seen = browse(with_script(page(name), axe, browsing.AXE), tmp_path, wait=20_000)
+        pytest.skip(browser.NO_AXE)
+    seen = browse(with_script(page(name), axe, browser.AXE), tmp_path, wait=20_000)
     assert seen.found == []
 
 
 def test_axe_would_find_something(tmp_path: Path):
-    axe = browsing.axe()
+    axe = browser.axe()
     if axe is None:
-        pytest.skip(browsing.NO_AXE)
+        pytest.skip(browser.NO_AXE)
     poor = '<!DOCTYPE html><title></title><body><img src="data:,"><p style="color: #ccc">pale words</p></body>'
-    rules = {entry["rule"] for entry in browse(with_script(poor, axe, browsing.AXE), tmp_path, wait=20_000).found}
+    rules = {entry["rule"] for entry in browse(with_script(poor, axe, browser.AXE), tmp_path, wait=20_000).found}
     assert {"html-has-lang", "document-title", "image-alt", "color-contrast"} <= rules

@@ -19,8 +19,8 @@ import ssse
 from ssse.curvature import Curvature
 from ssse.workspace import settings as toml
 from ssse.workspace.workspace import Workspace
-from tests.support import asking, workspaces
-from tests.support.asking import call, call_error, call_json
+from tests.support import commands, workspaces
+from tests.support.commands import call, call_error, call_json
 from tests.support.workspaces import DECAY, make
 
 FIRST, SECOND = [3, 8, 11], [0, 21]
@@ -30,7 +30,7 @@ FIRST, SECOND = [3, 8, 11], [0, 21]
 class Case:
     """A model, its data, and how it is fitted and erased from."""
 
-    factory: str = "tests.support.asking:linear"
+    factory: str = "tests.support.commands:linear"
     arguments: dict[str, Any] = field(default_factory=lambda: {"inputs": 4, "outputs": 3})
     loss: Any = "cross_entropy"
     labels: str = "classes"
@@ -39,7 +39,7 @@ class Case:
     n: int = 30
 
     def model(self) -> nn.Module:
-        return getattr(asking, self.factory.split(":")[1])(**self.arguments)
+        return getattr(commands, self.factory.split(":")[1])(**self.arguments)
 
     def arrays(self) -> tuple[dict[str, Tensor], Tensor]:
         generator = torch.Generator().manual_seed(7)
@@ -66,10 +66,10 @@ CASES = {
     "diagonal": Case(fit={"structure": "diagonal"}),
     "sampled": Case(fit={"structure": "dense", "rows": "sampled", "seed": 4}),
     "empirical-all-rows": Case(fit={"rows": "empirical"}, erase={"leave_out": False}),
-    "head-of-batch-norm": Case("tests.support.asking:batch_norm", {}, fit={"parameters": "head"}),
-    "named-parameters": Case("tests.support.asking:batch_norm", {}, fit={"parameters": ["3.weight"]}),
-    "several-inputs": Case("tests.support.asking:two_inputs", {}),
-    "own-loss": Case(loss=asking.smoothed, fit={"rows": "empirical", "damping": 0.02}),
+    "head-of-batch-norm": Case("tests.support.commands:batch_norm", {}, fit={"parameters": "head"}),
+    "named-parameters": Case("tests.support.commands:batch_norm", {}, fit={"parameters": ["3.weight"]}),
+    "several-inputs": Case("tests.support.commands:two_inputs", {}),
+    "own-loss": Case(loss=commands.smoothed, fit={"rows": "empirical", "damping": 0.02}),
     "attributes": Case(loss="binary_cross_entropy", labels="attributes"),
     "regression": Case(arguments={"inputs": 4, "outputs": 2}, loss="mse", labels="numbers"),
 }
@@ -81,7 +81,7 @@ def built(case: Case, home: Path) -> Workspace:
     save_file(case.model().state_dict(), home / "w.safetensors")
     arrays: dict[str, Any] = {key: value.numpy() for key, value in x.items()}
     np.savez(home / "train.npz", **arrays, y=y.numpy())
-    loss = case.loss if isinstance(case.loss, str) else f"tests.support.asking:{case.loss.__name__}"
+    loss = case.loss if isinstance(case.loss, str) else f"tests.support.commands:{case.loss.__name__}"
     options: dict[str, Any] = {
         "model.factory": case.factory,
         "model.arguments": case.arguments,

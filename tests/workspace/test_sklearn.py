@@ -34,7 +34,7 @@ from ssse.evaluation.table import Evaluation
 from ssse.intake.skops import read_skops
 from ssse.sklearn import Eraser
 from ssse.workspace.record.describe import number
-from tests.support.asking import call, call_error, call_json
+from tests.support.commands import call, call_error, call_json
 from tests.support.sizes import sized
 from tests.support.workspaces import snapshot
 from tests.workspace.test_kills import kill

@@ -41,7 +41,7 @@ def path(pristine) -> Path:
 @pytest.mark.long
 def test_processes_that_erase_at_the_same_time(tmp_path):
     """What the parent checks itself: the chain, each request in one piece, and states as of one after the other."""
-    command = [sys.executable, "-m", "tests.support.crowding", str(tmp_path / "home")]
+    command = [sys.executable, "-m", "tests.support.concurrency", str(tmp_path / "home")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=1800)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout)

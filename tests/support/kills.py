@@ -1,4 +1,4 @@
-"""Commands that are killed again and again, all from one workspace: `python -m tests.support.killing FOLDER GROUP`.
+"""Commands that are killed again and again, all from one workspace: `python -m tests.support.kills FOLDER GROUP`.
 
 In a process of its own, for it forks: the children find torch imported and die within milliseconds. What they leave is
 looked at, finished by the same command, and compared with a run that nobody killed. One JSON object of counts is the

@@ -1,4 +1,4 @@
-"""Several processes in one workspace at the same time: `python -m tests.support.crowding FOLDER`.
+"""Several processes in one workspace at the same time: `python -m tests.support.concurrency FOLDER`.
 
 In a process of its own, for it forks: the children have torch imported and start together. Prints one JSON object.
 """
@@ -19,7 +19,7 @@ import torch
 from ssse.errors import Busy
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
-from tests.support.killing import EPOCH
+from tests.support.kills import EPOCH
 
 OUTCOMES = ["failed", "erased", "repeated", "refused", "busy", "read"]
 
