@@ -6,12 +6,7 @@ Then λ beside ε, as a heat map. What was chosen is stored with the curvature, 
 import torch
 
 import ssse
-from ssse.demo import (
-    LOSS,
-    WEIGHT_DECAY,
-    Digits,
-    train,
-)
+from ssse.demo import LOSS, WEIGHT_DECAY, Digits, train
 
 digits = Digits.load()
 data = [(digits.x, digits.y)]

@@ -17,14 +17,7 @@ from typer.testing import CliRunner
 
 import ssse
 from ssse.cli.app import app
-from ssse.cli.console import (
-    BUSY,
-    DAMAGED,
-    FAILED,
-    IMPOSSIBLE,
-    REFUSED,
-    STOPPED,
-)
+from ssse.cli.console import BUSY, DAMAGED, FAILED, IMPOSSIBLE, REFUSED, STOPPED
 from ssse.demo import LOSS, Digits, train
 from ssse.workspace.settings import Settings
 

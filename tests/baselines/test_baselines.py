@@ -13,13 +13,7 @@ import ssse
 from ssse import baselines
 from ssse.curvature.diagonal import DiagonalStructure
 from ssse.erasure.retained import retained_batches
-from ssse.errors import (
-    InvalidData,
-    InvalidModel,
-    InvalidSetting,
-    ModelMismatch,
-    NotPositiveDefinite,
-)
+from ssse.errors import InvalidData, InvalidModel, InvalidSetting, ModelMismatch, NotPositiveDefinite
 from tests.support import dense, problems
 from tests.support.refusals import refused, snapshot
 

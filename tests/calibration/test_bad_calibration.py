@@ -22,13 +22,7 @@ from ssse.errors import InvalidData, InvalidSetting
 from ssse.system.store import _digest_manifest
 from tests.calibration.test_search import along_the_step, fitted
 from tests.support import dense, problems
-from tests.support.calibration_problems import (
-    DECAY,
-    SEARCHES,
-    digits,
-    put,
-    small,
-)
+from tests.support.calibration_problems import DECAY, SEARCHES, digits, put, small
 from tests.support.refusals import refused
 
 UPDATES = list(itertools.product([True, False], [False, True]))

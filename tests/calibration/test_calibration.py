@@ -19,16 +19,7 @@ from ssse.curvature.dense import DenseStructure
 from ssse.demo import WEIGHT_DECAY
 from ssse.errors import InvalidSetting
 from tests.support import dense, problems
-from tests.support.calibration_problems import (
-    DECAY,
-    SCALES,
-    SEARCHES,
-    Small,
-    digits,
-    newton,
-    small,
-    vertical,
-)
+from tests.support.calibration_problems import DECAY, SCALES, SEARCHES, Small, digits, newton, small, vertical
 from tests.support.refusals import refused, snapshot
 
 

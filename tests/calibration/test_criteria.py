@@ -10,21 +10,11 @@ import pytest
 
 import ssse
 from ssse.calibration import criteria as choosing
-from ssse.calibration.criteria import (
-    by_chance,
-    by_divergence,
-    by_parity,
-    by_ratio,
-)
+from ssse.calibration.criteria import by_chance, by_divergence, by_parity, by_ratio
 from ssse.calibration.figures import heat_map
 from ssse.errors import InvalidSetting
 from ssse.evaluation.figures import scan_figure
-from tests.support.calibration_problems import (
-    SCALES,
-    curve,
-    small,
-    vertical,
-)
+from tests.support.calibration_problems import SCALES, curve, small, vertical
 from tests.support.refusals import NAN
 
 BASIN = [1.0, 0.9, 0.4, 0.2, 0.1, 0.3, 0.45, 0.48, 0.5]

@@ -18,16 +18,7 @@ from ssse.calibration.search import LossAlongStep, loss_along_step
 from ssse.evaluation.step_path import StepPath
 from ssse.problem.problem import Problem
 from tests.support import dense, problems
-from tests.support.calibration_problems import (
-    DECAY,
-    SCALES,
-    SEARCHES,
-    Small,
-    along,
-    minimiser,
-    put,
-    small,
-)
+from tests.support.calibration_problems import DECAY, SCALES, SEARCHES, Small, along, minimiser, put, small
 
 
 def poisson(z: Tensor, y: Tensor) -> Tensor:

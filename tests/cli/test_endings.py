@@ -18,18 +18,8 @@ from ssse.errors import InvalidSetting
 from ssse.workspace.engines import torch as torch_engine
 from ssse.workspace.record.lock import locked
 from tests.support import workspaces
-from tests.support.commands import (
-    call,
-    call_error,
-    call_json,
-    init,
-)
-from tests.support.workspaces import (
-    Made,
-    copy,
-    make,
-    snapshot,
-)
+from tests.support.commands import call, call_error, call_json, init
+from tests.support.workspaces import Made, copy, make, snapshot
 
 COMMANDS = ("init", "fit", "calibrate", "erase", "evaluate", "report", "log", "verify")
 

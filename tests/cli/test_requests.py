@@ -17,19 +17,9 @@ from ssse.cli.app import app
 from ssse.errors import InvalidSetting
 from ssse.workspace.record.ledger import FIRST
 from tests.support import workspaces
-from tests.support.commands import (
-    call,
-    call_error,
-    call_json,
-    init,
-)
+from tests.support.commands import call, call_error, call_json, init
 from tests.support.data_files import Bomb
-from tests.support.workspaces import (
-    Made,
-    copy,
-    make,
-    snapshot,
-)
+from tests.support.workspaces import Made, copy, make, snapshot
 
 
 @pytest.fixture(scope="module")

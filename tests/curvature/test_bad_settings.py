@@ -15,12 +15,7 @@ from torch import nn
 import ssse
 from ssse.errors import InvalidData, InvalidModel, InvalidSetting
 from tests.support import problems
-from tests.support.refusals import (
-    INF,
-    NAN,
-    fit,
-    refused,
-)
+from tests.support.refusals import INF, NAN, fit, refused
 
 FIT_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"loss": "cross-entropy"}, "Unknown loss 'cross-entropy'.*cross_entropy"),

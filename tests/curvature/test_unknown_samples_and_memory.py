@@ -14,12 +14,7 @@ import ssse
 from ssse.curvature import planning
 from ssse.errors import DoesNotFit, NotPositiveDefinite, PrecisionLost
 from tests.support import dense, problems
-from tests.support.refusals import (
-    attempt,
-    fit,
-    refused,
-    snapshot,
-)
+from tests.support.refusals import attempt, fit, refused, snapshot
 
 OUTLIERS = [  # structure, options, what the refusal says
     ("dense", {"blocks": "one"}, r"more curvature in 'all' .*\(largest leverage .*, must be below 1\)"),

@@ -10,17 +10,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from ssse import metrics
-from tests.support.evaluation_problems import (
-    CASES,
-    Case,
-    Plain,
-    evaluate,
-    family,
-    model,
-    near,
-    number,
-    seeds,
-)
+from tests.support.evaluation_problems import CASES, Case, Plain, evaluate, family, model, near, number, seeds
 
 # ── the audits ────────────────────────────────────────────────────────────────────────────────────────────────────
 

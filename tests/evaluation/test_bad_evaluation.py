@@ -11,16 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ssse.errors import InvalidData, InvalidModel, InvalidSetting
 from tests.support import problems
-from tests.support.evaluation_problems import (
-    CASES,
-    FEATURES,
-    OUTPUTS,
-    evaluate,
-    family,
-    model,
-    seeds,
-    values_of,
-)
+from tests.support.evaluation_problems import CASES, FEATURES, OUTPUTS, evaluate, family, model, seeds, values_of
 from tests.support.refusals import NAN, refused
 
 # ── what must be refused ──────────────────────────────────────────────────────────────────────────────────────────

@@ -14,13 +14,7 @@ from ssse import metrics
 from ssse.errors import InvalidData, InvalidModel, InvalidSetting
 from ssse.evaluation.scan import DEFAULT_SCALES
 from ssse.evaluation.splits import SPLITS
-from tests.evaluation.test_scan import (
-    SCALES,
-    SUBJECTS,
-    S,
-    Subject,
-    outputs,
-)
+from tests.evaluation.test_scan import SCALES, SUBJECTS, S, Subject, outputs
 from tests.support import problems
 from tests.support.refusals import INF, NAN, refused
 

@@ -11,15 +11,7 @@ import pytest
 from rich.console import Console
 
 from ssse.evaluation.table import Evaluation
-from tests.support.evaluation_problems import (
-    CASES,
-    SIZES,
-    evaluate,
-    family,
-    model,
-    near,
-    number,
-)
+from tests.support.evaluation_problems import CASES, SIZES, evaluate, family, model, near, number
 
 # ── what is shown ─────────────────────────────────────────────────────────────────────────────────────────────────
 

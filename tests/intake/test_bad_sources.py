@@ -20,17 +20,7 @@ from hypothesis import strategies as st
 
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.intake.sources import Columns
-from tests.support.data_files import (
-    FORMATS,
-    IDS,
-    NUMBERS,
-    Bomb,
-    X,
-    Y,
-    opened,
-    standard,
-    write,
-)
+from tests.support.data_files import FORMATS, IDS, NUMBERS, Bomb, X, Y, opened, standard, write
 
 every_format = pytest.mark.parametrize("form", FORMATS)
 

@@ -18,13 +18,7 @@ from torch import Tensor, nn
 
 from ssse.errors import InvalidData, InvalidModel, InvalidSetting
 from ssse.intake.importing import import_object
-from ssse.intake.models import (
-    build_model,
-    load_weights,
-    read_weights,
-    weights_of,
-    write_weights,
-)
+from ssse.intake.models import build_model, load_weights, read_weights, weights_of, write_weights
 from tests.support.data_files import Bomb
 
 USER = """

@@ -14,18 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from ssse.problem.batches import count_samples, read_batch
-from tests.support.data_files import (
-    FORMATS,
-    IDS,
-    NUMBERS,
-    X,
-    Y,
-    ids_in,
-    opened,
-    read,
-    standard,
-    write,
-)
+from tests.support.data_files import FORMATS, IDS, NUMBERS, X, Y, ids_in, opened, read, standard, write
 
 every_format = pytest.mark.parametrize("form", FORMATS)
 TRUTH = torch.from_numpy(X)

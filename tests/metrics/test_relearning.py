@@ -12,13 +12,7 @@ from torch import Tensor, nn
 from ssse.errors import InvalidData, InvalidModel, InvalidSetting
 from ssse.metrics.relearning import Relearn, anamnesis, relearn_time
 from tests.support import problems
-from tests.support.refusals import (
-    INF,
-    NAN,
-    put,
-    refused,
-    snapshot,
-)
+from tests.support.refusals import INF, NAN, put, refused, snapshot
 
 NO_DATA: list[tuple[Tensor, Tensor]] = []
 

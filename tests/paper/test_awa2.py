@@ -11,12 +11,7 @@ from scipy.io import savemat
 
 from ssse.errors import InvalidData, InvalidSetting, MissingData
 from ssse.paper.data.features import load_awa2, random_split
-from tests.paper.test_data import (
-    GOOD,
-    X,
-    Y,
-    npz,
-)
+from tests.paper.test_data import GOOD, X, Y, npz
 
 NAMES = ("antelope", "grizzly+bear", "killer+whale")
 

@@ -14,12 +14,7 @@ import torch
 from torch import nn
 
 from ssse.demo import Digits
-from ssse.errors import (
-    InvalidData,
-    InvalidModel,
-    InvalidSetting,
-    MissingData,
-)
+from ssse.errors import InvalidData, InvalidModel, InvalidSetting, MissingData
 from ssse.paper.data import extract, images
 from ssse.paper.data.features import read_features
 

@@ -15,12 +15,7 @@ from ssse.paper.cache import Cache
 from ssse.paper.convex import Convex, Fits, Tabular
 from ssse.paper.data.digits import digit_attributes, digit_classes
 from ssse.paper.judged_scale import START, best_index, index_of
-from ssse.paper.plots import (
-    common_scales,
-    differences_on,
-    over_requests,
-    values_of,
-)
+from ssse.paper.plots import common_scales, differences_on, over_requests, values_of
 from ssse.paper.settings import Settings
 from ssse.paper.study import (
     Curve,
@@ -35,12 +30,7 @@ from ssse.paper.study import (
     spread_of,
     value_at,
 )
-from ssse.paper.summary import (
-    at_chosen,
-    chosen_scales,
-    scale_words,
-    summary_rows,
-)
+from ssse.paper.summary import at_chosen, chosen_scales, scale_words, summary_rows
 
 NONE = None  # what NaN is in a curve that was kept
 MEMBER = torch.rand(300, 3, generator=torch.manual_seed(0)) < torch.tensor([0.4, 0.2, 0.01])

@@ -15,13 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 import ssse
 from ssse.errors import InvalidData
 from tests.support import problems
-from tests.support.refusals import (
-    INF,
-    NAN,
-    fit,
-    put,
-    refused,
-)
+from tests.support.refusals import INF, NAN, fit, put, refused
 
 
 @dataclass(frozen=True)

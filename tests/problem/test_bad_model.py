@@ -15,21 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ssse
-from ssse.errors import (
-    InvalidData,
-    InvalidModel,
-    InvalidSetting,
-    ModelMismatch,
-)
+from ssse.errors import InvalidData, InvalidModel, InvalidSetting, ModelMismatch
 from tests.support import problems
-from tests.support.refusals import (
-    INF,
-    NAN,
-    attempt,
-    fit,
-    refused,
-    snapshot,
-)
+from tests.support.refusals import INF, NAN, attempt, fit, refused, snapshot
 
 
 class Noise(nn.Module):

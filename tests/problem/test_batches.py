@@ -14,13 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ssse
 from ssse.errors import InvalidData
-from ssse.problem.batches import (
-    Batch,
-    check_repeatable,
-    count_samples,
-    read_batch,
-    regroup,
-)
+from ssse.problem.batches import Batch, check_repeatable, count_samples, read_batch, regroup
 from tests.support import problems
 from tests.support.refusals import fit
 

@@ -13,18 +13,8 @@ from ssse.problem.parameters import Block, LinearShape, make_blocks
 from ssse.problem.problem import Problem
 from ssse.problem.view import ParameterChoice
 from ssse.rows.autodiff import NetworkRows
-from ssse.rows.held import (
-    ExplicitRows,
-    HeldRows,
-    LinearRows,
-    StackedRows,
-)
-from ssse.rows.kinds import (
-    RowKind,
-    measure,
-    measure_held,
-    uniforms_of_samples,
-)
+from ssse.rows.held import ExplicitRows, HeldRows, LinearRows, StackedRows
+from ssse.rows.kinds import RowKind, measure, measure_held, uniforms_of_samples
 from tests.support import dense, problems
 
 LINEAR = [problems.linear(loss, bias) for loss in dense.LOSSES for bias in (True, False)]

@@ -44,12 +44,7 @@ from ssse.errors import (
 )
 from ssse.sklearn import Eraser
 from tests.support import sklearn_refits as refits
-from tests.support.sklearn_refits import (
-    fitted,
-    quiet,
-    refused,
-    tight,
-)
+from tests.support.sklearn_refits import fitted, quiet, refused, tight
 
 NAN, INF = float("nan"), float("inf")
 DATA = refits.classes(n=120, d=3)

@@ -19,13 +19,7 @@ from ssse.errors import NotPositiveDefinite, PrecisionLost, Refused
 from ssse.sklearn import Eraser, bound
 from ssse.sklearn.bound import Bound
 from tests.support import sklearn_refits as refits
-from tests.support.sklearn_refits import (
-    Data,
-    fitted,
-    parameters,
-    quiet,
-    tight,
-)
+from tests.support.sklearn_refits import Data, fitted, parameters, quiet, tight
 
 ROUNDING = 1e-9  # of ‖θ‖, that the truth itself may be off
 

@@ -21,12 +21,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from ssse.errors import InvalidData, Refused
 from ssse.sklearn import ErasableLogisticRegression, Eraser
 from tests.support import sklearn_refits as refits
-from tests.support.sklearn_refits import (
-    parameters,
-    quiet,
-    refused,
-    tight,
-)
+from tests.support.sklearn_refits import parameters, quiet, refused, tight
 
 GONE = np.array([0, 5, 44])
 REST = np.setdiff1d(np.arange(300), GONE)

@@ -21,13 +21,7 @@ from sklearn.svm import LinearSVC
 
 from ssse.sklearn import Eraser
 from tests.support import sklearn_refits as refits
-from tests.support.sklearn_refits import (
-    Data,
-    fitted,
-    parameters,
-    quiet,
-    tight,
-)
+from tests.support.sklearn_refits import Data, fitted, parameters, quiet, tight
 
 GONE = np.array([0, 13, 40, 41, 77])
 SOLVERS = ["lbfgs", "newton-cg", "newton-cholesky", "sag", "saga", "liblinear"]

@@ -12,13 +12,7 @@ from sklearn.preprocessing import StandardScaler
 from ssse.errors import ModelMismatch, Refused
 from ssse.sklearn import ErasableLogisticRegression, Eraser
 from ssse.sklearn.linalg import largest_generalized_eigenvalue
-from tests.support.sklearn_refits import (
-    fitted,
-    parameters,
-    quiet,
-    refused,
-    tight,
-)
+from tests.support.sklearn_refits import fitted, parameters, quiet, refused, tight
 
 RAW, Y = load_breast_cancer(return_X_y=True)
 X = StandardScaler().fit_transform(RAW)

@@ -23,13 +23,7 @@ from ssse.errors import BrokenArtefact, InvalidModel, ModelMismatch
 from ssse.sklearn import Eraser
 from tests.support import problems
 from tests.support import sklearn_refits as refits
-from tests.support.sklearn_refits import (
-    Data,
-    fitted,
-    parameters,
-    quiet,
-    tight,
-)
+from tests.support.sklearn_refits import Data, fitted, parameters, quiet, tight
 
 BEFORE = Path(__file__).parents[1] / "before"
 DATA = refits.classes(n=200, k=3)

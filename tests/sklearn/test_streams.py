@@ -16,14 +16,7 @@ from sklearn.svm import LinearSVC
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.sklearn import Eraser
 from tests.support import sklearn_refits as refits
-from tests.support.sklearn_refits import (
-    Data,
-    fitted,
-    parameters,
-    quiet,
-    refused,
-    tight,
-)
+from tests.support.sklearn_refits import Data, fitted, parameters, quiet, refused, tight
 
 PARTS = [np.array([0, 13]), np.array([40]), np.array([41, 77, 100, 101]), np.array([200, 201])]
 ALL = np.concatenate(PARTS)

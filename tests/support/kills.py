@@ -29,18 +29,8 @@ from safetensors.torch import save_file
 from ssse.intake import skops as skops_files
 from ssse.intake import weights
 from ssse.system import files, store
-from ssse.workspace.record import (
-    database,
-    folder,
-    ledger,
-    lock,
-    membership,
-    page_sum,
-    seal,
-)
-from ssse.workspace.record import (
-    transaction as transactions,
-)
+from ssse.workspace.record import database, folder, ledger, lock, membership, page_sum, seal
+from ssse.workspace.record import transaction as transactions
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
 

@@ -26,13 +26,7 @@ from ssse.workspace.record import folder as folders
 from ssse.workspace.record import transaction as transactions
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
-from tests.support.kills import (
-    EPOCH,
-    OPERATIONS,
-    WATCHED,
-    Rehearsal,
-    erase,
-)
+from tests.support.kills import EPOCH, OPERATIONS, WATCHED, Rehearsal, erase
 from tests.support.sizes import sized
 
 KIB = 1024

@@ -19,12 +19,7 @@ from ssse.cli.app import app
 from ssse.cli.console import HINT
 from ssse.workspace.settings import Settings
 from tests.support.sizes import fuzzed
-from tests.support.workspaces import (
-    Made,
-    copy,
-    make,
-    snapshot,
-)
+from tests.support.workspaces import Made, copy, make, snapshot
 
 SIGNS = st.characters(codec="utf-8") | st.sampled_from("\0\n\r\t\x1b\x7f\u202e\u2028,@=.'\"\\[]{}%/ é💥")
 TEXTS = st.text(SIGNS, max_size=20) | st.sampled_from(

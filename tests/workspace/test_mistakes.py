@@ -13,12 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ssse.errors import (
-    Damaged,
-    InvalidData,
-    InvalidModel,
-    InvalidSetting,
-)
+from ssse.errors import Damaged, InvalidData, InvalidModel, InvalidSetting
 from ssse.system.digests import digest_file
 from ssse.system.environment import clock
 from ssse.workspace.record import transaction as transactions

@@ -15,12 +15,7 @@ from ssse.workspace import settings as toml
 from ssse.workspace import workspace as api
 from ssse.workspace.settings import Settings
 from tests.support import workspaces
-from tests.support.commands import (
-    call,
-    call_error,
-    call_json,
-    init,
-)
+from tests.support.commands import call, call_error, call_json, init
 from tests.support.workspaces import make, snapshot
 
 LEAST = {"model.factory": "a:b", "data.train": "t.npz"}

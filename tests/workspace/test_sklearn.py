@@ -24,12 +24,7 @@ from sklearn.svm import LinearSVC
 
 from ssse import Workspace
 from ssse.erasure.policy import Policy
-from ssse.errors import (
-    Damaged,
-    InvalidData,
-    InvalidModel,
-    InvalidSetting,
-)
+from ssse.errors import Damaged, InvalidData, InvalidModel, InvalidSetting
 from ssse.evaluation.table import Evaluation
 from ssse.intake.skops import read_skops
 from ssse.sklearn import Eraser

@@ -10,13 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ssse.baselines.update import (
-    Updated,
-    check_positive,
-    check_whole,
-    decay_of,
-    read_request,
-)
+from ssse.baselines.update import Updated, check_positive, check_whole, decay_of, read_request
 from ssse.curvature.curvature import Curvature
 from ssse.errors import InvalidSetting
 from ssse.problem.batches import join_batches, shuffled

@@ -7,13 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ssse.baselines.update import (
-    Updated,
-    check_positive,
-    decay_of,
-    forget_gradient,
-    read_request,
-)
+from ssse.baselines.update import Updated, check_positive, decay_of, forget_gradient, read_request
 from ssse.curvature.curvature import Curvature
 from ssse.problem.losses import LossLike
 from ssse.problem.view import ParameterChoice

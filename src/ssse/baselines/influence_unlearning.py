@@ -8,22 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssse.baselines.update import (
-    Updated,
-    check_positive,
-    check_whole,
-    gradient_sum,
-    read_request,
-)
+from ssse.baselines.update import Updated, check_positive, check_whole, gradient_sum, read_request
 from ssse.curvature.curvature import Curvature
 from ssse.curvature.lowrank import LowRankBuilder
 from ssse.errors import DoesNotFit
-from ssse.problem.batches import (
-    Batch,
-    join_batches,
-    regroup,
-    take_samples,
-)
+from ssse.problem.batches import Batch, join_batches, regroup, take_samples
 from ssse.problem.losses import LossLike
 from ssse.problem.problem import Problem
 from ssse.problem.view import ParameterChoice

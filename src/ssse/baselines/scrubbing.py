@@ -9,12 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssse.baselines.update import (
-    Request,
-    Updated,
-    diagonal_of,
-    read_request,
-)
+from ssse.baselines.update import Request, Updated, diagonal_of, read_request
 from ssse.curvature.curvature import Curvature
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.losses import LossLike

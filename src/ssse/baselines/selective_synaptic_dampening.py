@@ -8,12 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ssse.baselines.update import (
-    Updated,
-    check_positive,
-    diagonal_of,
-    read_request,
-)
+from ssse.baselines.update import Updated, check_positive, diagonal_of, read_request
 from ssse.curvature.curvature import Curvature
 from ssse.problem.losses import LossLike
 

@@ -16,9 +16,7 @@ from ssse.curvature.diagonal import DiagonalStructure
 from ssse.erasure.request import read_matching, read_samples
 from ssse.erasure.retained import retained_batches
 from ssse.errors import InvalidData, InvalidSetting
-from ssse.problem.batches import (
-    Batch,
-)
+from ssse.problem.batches import Batch
 from ssse.problem.losses import LossLike
 from ssse.problem.problem import Problem
 from ssse.problem.training_mode import refuse_training_mode

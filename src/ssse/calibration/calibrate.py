@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from ssse.calibration.criteria import (
-    PLATEAU,
-    Undecided,
-    by_chance,
-    by_divergence,
-    by_parity,
-    by_ratio,
-    loss_of,
-)
+from ssse.calibration.criteria import PLATEAU, Undecided, by_chance, by_divergence, by_parity, by_ratio, loss_of
 from ssse.calibration.search import loss_along_step
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.diagnostics import LARGE_RESIDUAL, Diagnostics

@@ -23,14 +23,7 @@ from ssse.curvature.curvature import Curvature
 from ssse.erasure.retained import count_digests, drop_forgotten
 from ssse.errors import InvalidData
 from ssse.evaluation.step_path import StepPath
-from ssse.problem.batches import (
-    Batch,
-    check_repeatable,
-    count_samples,
-    read_batch,
-    regroup,
-    take_samples,
-)
+from ssse.problem.batches import Batch, check_repeatable, count_samples, read_batch, regroup, take_samples
 from ssse.problem.losses import LossLike
 from ssse.problem.problem import Problem
 from ssse.problem.view import ModelView

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
 
-from ssse.errors import (
-    BrokenArtefact,
-    Busy,
-    Damaged,
-    SSSEError,
-)
+from ssse.errors import BrokenArtefact, Busy, Damaged, SSSEError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

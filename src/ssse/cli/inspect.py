@@ -8,26 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ssse.cli.console import (
-    DAMAGED,
-    Screen,
-    counted,
-    failures_in_one_line,
-    in_one_line,
-)
-from ssse.cli.options import (
-    STOPPED,
-    Forget,
-    Json,
-    NoWait,
-    Quiet,
-    Set,
-    Verbose,
-    Where,
-    given,
-    only,
-    open_workspace,
-)
+from ssse.cli.console import DAMAGED, Screen, counted, failures_in_one_line, in_one_line
+from ssse.cli.options import STOPPED, Forget, Json, NoWait, Quiet, Set, Verbose, Where, given, only, open_workspace
 
 if TYPE_CHECKING:
     from ssse.workspace.record.ledger import Entry

@@ -5,12 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssse.cli.console import (
-    Screen,
-    counted,
-    facts,
-    table,
-)
+from ssse.cli.console import Screen, counted, facts, table
 
 if TYPE_CHECKING:
     from ssse.workspace.settings import Settings

@@ -8,13 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from ssse.cli import messages
-from ssse.cli.console import (
-    REFUSED,
-    Screen,
-    counted,
-    facts,
-    failures_in_one_line,
-)
+from ssse.cli.console import REFUSED, Screen, counted, facts, failures_in_one_line
 from ssse.cli.options import (
     STOPPED,
     Forget,

@@ -10,12 +10,7 @@ import torch
 from torch import Tensor
 
 from ssse.curvature.gram import DampedGram
-from ssse.curvature.structure import (
-    Builder,
-    LeftOut,
-    Structure,
-    close_gap,
-)
+from ssse.curvature.structure import Builder, LeftOut, Structure, close_gap
 from ssse.errors import NotPositiveDefinite, PrecisionLost
 from ssse.problem.parameters import Block, LinearShape
 from ssse.rows.held import HeldRows

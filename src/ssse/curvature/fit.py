@@ -16,13 +16,7 @@ from ssse.curvature.matrix_free import MatrixFreeStructure, RowSource
 from ssse.curvature.planning import Plan, Task, Wanted, make_plan
 from ssse.curvature.structure import Builder, Structure
 from ssse.errors import InvalidData, PrecisionLost
-from ssse.problem.batches import (
-    Batch,
-    check_repeatable,
-    count_samples,
-    read_batch,
-    regroup,
-)
+from ssse.problem.batches import Batch, check_repeatable, count_samples, read_batch, regroup
 from ssse.problem.fingerprint import Fingerprint
 from ssse.problem.losses import LossLike, as_loss
 from ssse.problem.problem import PROBE_SAMPLES, Problem
@@ -30,12 +24,7 @@ from ssse.problem.training_mode import refuse_training_mode
 from ssse.problem.view import ModelView, ParameterChoice
 from ssse.rows.autodiff import held as held_rows
 from ssse.rows.held import LinearRows, Rows
-from ssse.rows.kinds import (
-    Measured,
-    RowKind,
-    measure,
-    measure_held,
-)
+from ssse.rows.kinds import Measured, RowKind, measure, measure_held
 from ssse.system.memory import memory_budget
 from ssse.system.progress import track, waiting
 

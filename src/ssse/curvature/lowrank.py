@@ -14,12 +14,7 @@ from ssse.curvature.structure import Builder, LeftOut, Structure
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.parameters import Block, LinearShape
 from ssse.problem.sample_digests import find_places
-from ssse.rows.held import (
-    HeldRows,
-    StackedRows,
-    join_rows,
-    rows_from_tensors,
-)
+from ssse.rows.held import HeldRows, StackedRows, join_rows, rows_from_tensors
 
 TILE_ROWS = 4096
 TILE_BYTES = {"cpu": 2**29, "cuda": 2**33}

@@ -12,12 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssse.curvature.structure import (
-    Builder,
-    LeftOut,
-    Structure,
-    woodbury,
-)
+from ssse.curvature.structure import Builder, LeftOut, Structure, woodbury
 from ssse.errors import InvalidSetting, NotPositiveDefinite
 from ssse.problem.parameters import Block, LinearShape
 from ssse.rows.held import HeldRows

@@ -10,12 +10,7 @@ from torch import Tensor
 
 from ssse.curvature.gram import DampedGram
 from ssse.curvature.lowrank import LowRankBuilder
-from ssse.curvature.structure import (
-    Builder,
-    LeftOut,
-    Structure,
-    close_gap,
-)
+from ssse.curvature.structure import Builder, LeftOut, Structure, close_gap
 from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite
 from ssse.problem.parameters import LinearShape
 from ssse.rows.held import HeldRows, StackedRows

@@ -18,31 +18,16 @@ from ssse.curvature.fit import bind_data
 from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.matrix_free import MatrixFreeStructure
 from ssse.curvature.structure import LeftOut
-from ssse.erasure.diagnostics import (
-    Diagnostics,
-    doubts,
-    judge,
-    notes_on,
-)
+from ssse.erasure.diagnostics import Diagnostics, doubts, judge, notes_on
 from ssse.erasure.policy import Policy
 from ssse.erasure.request import Samples, check_settings, read_matching
-from ssse.errors import (
-    DoesNotFit,
-    InvalidSetting,
-    Refused,
-)
-from ssse.problem.batches import (
-    Batch,
-)
+from ssse.errors import DoesNotFit, InvalidSetting, Refused
+from ssse.problem.batches import Batch
 from ssse.problem.losses import LossLike
 from ssse.problem.problem import Problem
 from ssse.problem.sample_digests import digest_samples
 from ssse.rows.held import HeldRows, StackedRows
-from ssse.rows.kinds import (
-    Measured,
-    measure,
-    measure_held,
-)
+from ssse.rows.kinds import Measured, measure, measure_held
 from ssse.system.memory import human_bytes, memory_budget
 
 if TYPE_CHECKING:

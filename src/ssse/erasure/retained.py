@@ -9,13 +9,7 @@ from typing import Any
 import torch
 
 from ssse.errors import InvalidData
-from ssse.problem.batches import (
-    Batch,
-    check_repeatable,
-    read_batch,
-    regroup,
-    take_samples,
-)
+from ssse.problem.batches import Batch, check_repeatable, read_batch, regroup, take_samples
 from ssse.problem.sample_digests import digest_samples, take_due
 
 # The digests live as long as one call and meet only each other, so their key need not be secret.

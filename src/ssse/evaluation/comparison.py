@@ -13,12 +13,7 @@ from ssse.errors import InvalidData
 from ssse.evaluation.records import Key, Records
 from ssse.evaluation.splits import HELD_OUT, SPLITS
 from ssse.evaluation.table import Cell, Measure
-from ssse.metrics.attacks import (
-    Attack,
-    member_rate,
-    reference_attack,
-    threshold_attack,
-)
+from ssse.metrics.attacks import Attack, member_rate, reference_attack, threshold_attack
 from ssse.metrics.confusion import confusion_ratio, confusions
 from ssse.metrics.distance import parameter_distance, same_parameters
 from ssse.metrics.gaps import mean_gap, tug_of_war

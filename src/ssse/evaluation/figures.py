@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ssse.evaluation.splits import SPLITS
-from ssse.rendering.plotting import (
-    BLUE,
-    FILLS,
-    GREY,
-    RED,
-    STYLES,
-    new_figure,
-    plot_series,
-    positive_range,
-    scale_axis,
-)
+from ssse.rendering.plotting import BLUE, FILLS, GREY, RED, STYLES, new_figure, plot_series, positive_range, scale_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

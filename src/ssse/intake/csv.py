@@ -16,12 +16,7 @@ import torch
 from torch import Tensor
 
 from ssse.errors import InvalidData
-from ssse.intake.columns import (
-    Columns,
-    Keys,
-    Locate,
-    choose_columns,
-)
+from ssse.intake.columns import Columns, Keys, Locate, choose_columns
 from ssse.intake.messages import cause, listing
 
 LINES_AT_A_TIME = 4096

@@ -13,14 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from ssse.errors import InvalidData, SSSEError
-from ssse.intake.columns import (
-    PLACE,
-    Columns,
-    choose_columns,
-    ids_of,
-    number_labels,
-    places_as_ids,
-)
+from ssse.intake.columns import PLACE, Columns, choose_columns, ids_of, number_labels, places_as_ids
 from ssse.intake.importing import import_object, searching
 from ssse.intake.messages import cause, listing
 from ssse.intake.samples import Source

@@ -14,21 +14,11 @@ from sklearn.linear_model import RidgeClassifier
 from sklearn.preprocessing import LabelBinarizer
 from torch import Tensor
 
-from ssse.errors import (
-    InvalidData,
-    InvalidModel,
-    InvalidSetting,
-    SSSEError,
-)
+from ssse.errors import InvalidData, InvalidModel, InvalidSetting, SSSEError
 from ssse.intake.arrays import read_npz, read_safetensors
 from ssse.intake.columns import tensor_of, texts_of
 from ssse.intake.importing import import_object
-from ssse.intake.messages import (
-    cause,
-    did_you_mean,
-    listing,
-    require_file,
-)
+from ssse.intake.messages import cause, did_you_mean, listing, require_file
 from ssse.intake.models import check_arguments
 from ssse.intake.skops import read_skops
 from ssse.intake.weights import write_weights

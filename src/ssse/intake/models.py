@@ -12,12 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ssse.errors import (
-    InvalidData,
-    InvalidModel,
-    InvalidSetting,
-    SSSEError,
-)
+from ssse.errors import InvalidData, InvalidModel, InvalidSetting, SSSEError
 from ssse.intake.importing import import_object, searching
 from ssse.intake.messages import cause, did_you_mean, listing
 from ssse.intake.weights import read_weights, without_shared_memory, write_weights

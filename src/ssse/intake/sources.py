@@ -12,16 +12,7 @@ from torch import Tensor
 
 from ssse.errors import InvalidData
 from ssse.intake.arrays import read_npy_folder, read_npz, read_safetensors
-from ssse.intake.columns import (
-    PLACE,
-    Columns,
-    Locate,
-    choose_arrays,
-    ids_of,
-    labels_of,
-    places_as_ids,
-    tensor_of,
-)
+from ssse.intake.columns import PLACE, Columns, Locate, choose_arrays, ids_of, labels_of, places_as_ids, tensor_of
 from ssse.intake.csv import read_csv
 from ssse.intake.datasets import DatasetSource, arrays_in, import_data
 from ssse.intake.importing import import_object, is_spec

@@ -1,29 +1,14 @@
 """The measures: the paper's, and those that came after it. All but the last three work on logits of any model."""
 
-from ssse.metrics.attacks import (
-    Attack,
-    member_rate,
-    reference_attack,
-    threshold_attack,
-)
+from ssse.metrics.attacks import Attack, member_rate, reference_attack, threshold_attack
 from ssse.metrics.confusion import confusion_distance, normalized_confusion_distance
 from ssse.metrics.distance import normalized_parameter_distance, remaining_distance
-from ssse.metrics.gaps import (
-    accuracy,
-    divergences,
-    mean_gap,
-    tug_of_war,
-)
+from ssse.metrics.gaps import accuracy, divergences, mean_gap, tug_of_war
 from ssse.metrics.klom import Klom, klom
 from ssse.metrics.objective import Objective, objective
 from ssse.metrics.relearning import Relearn, anamnesis, relearn_time
 from ssse.metrics.scores import Flagged, confidences
-from ssse.metrics.similarity import (
-    AttributeAuc,
-    attribute_auc,
-    performance_similarity,
-    similarity_ratio,
-)
+from ssse.metrics.similarity import AttributeAuc, attribute_auc, performance_similarity, similarity_ratio
 from ssse.metrics.ulira import ULira, u_lira
 
 __all__ = [

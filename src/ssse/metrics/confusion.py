@@ -7,12 +7,7 @@ from typing import Any
 import numpy as np
 
 from ssse.errors import InvalidData
-from ssse.metrics.scores import (
-    Flagged,
-    as_labels,
-    as_logits,
-    check_alike,
-)
+from ssse.metrics.scores import Flagged, as_labels, as_logits, check_alike
 from ssse.metrics.similarity import share
 
 

@@ -9,14 +9,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from ssse.errors import InvalidData
-from ssse.metrics.scores import (
-    Task,
-    as_labels,
-    as_logits,
-    check_alike,
-    hits,
-    log_probabilities,
-)
+from ssse.metrics.scores import Task, as_labels, as_logits, check_alike, hits, log_probabilities
 
 
 def accuracy(logits: Any, labels: Any) -> float:

@@ -13,13 +13,7 @@ from torch import Tensor, nn
 
 from ssse.errors import InvalidData, InvalidModel, InvalidSetting
 from ssse.metrics.scores import Flagged
-from ssse.problem.batches import (
-    Batch,
-    join_batches,
-    read_batch,
-    regroup,
-    shuffled,
-)
+from ssse.problem.batches import Batch, join_batches, read_batch, regroup, shuffled
 from ssse.problem.losses import LossLike
 from ssse.problem.problem import Problem
 from ssse.problem.view import ModelView

@@ -9,12 +9,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from ssse.errors import InvalidData
-from ssse.metrics.scores import (
-    Flagged,
-    as_labels,
-    as_logits,
-    check_alike,
-)
+from ssse.metrics.scores import Flagged, as_labels, as_logits, check_alike
 
 NOTHING_TO_COMPARE = "no difference to either model: 0/0 counts as 0.5"
 

@@ -20,15 +20,7 @@ from ssse.paper import linear, study
 from ssse.paper.cache import engine, key_of
 from ssse.paper.linear import Linear, as_model
 from ssse.paper.settings import Settings
-from ssse.paper.study import (
-    WIDE,
-    Curve,
-    Method,
-    Removal,
-    Scanner,
-    accuracies,
-    timed,
-)
+from ssse.paper.study import WIDE, Curve, Method, Removal, Scanner, accuracies, timed
 from ssse.rows.kinds import RowChoice
 from ssse.system.digests import digest_tensors
 

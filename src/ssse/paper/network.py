@@ -20,14 +20,7 @@ from ssse.paper import resnet, study, training
 from ssse.paper.cache import engine, key_of
 from ssse.paper.data.images import Images
 from ssse.paper.settings import Settings
-from ssse.paper.study import (
-    Curve,
-    Method,
-    Removal,
-    Scanner,
-    accuracies,
-    timed,
-)
+from ssse.paper.study import Curve, Method, Removal, Scanner, accuracies, timed
 from ssse.paper.training import Recipe, train_networks
 
 LOSS = "cross_entropy"

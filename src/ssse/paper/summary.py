@@ -11,14 +11,7 @@ from ssse.metrics.gaps import mean_gap
 from ssse.paper.judged_scale import index_of
 from ssse.paper.plots import Answers
 from ssse.paper.result import SummaryRow
-from ssse.paper.study import (
-    Curve,
-    Method,
-    mean_of,
-    numbers,
-    spread_of,
-    value_at,
-)
+from ssse.paper.study import Curve, Method, mean_of, numbers, spread_of, value_at
 
 
 def summary_rows(

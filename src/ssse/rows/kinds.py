@@ -15,12 +15,7 @@ from ssse.problem.losses import Loss
 from ssse.problem.problem import Problem
 from ssse.problem.sample_digests import digest_samples
 from ssse.rows.autodiff import NetworkRows, gradient_rows, held
-from ssse.rows.held import (
-    ExplicitRows,
-    HeldRows,
-    LinearRows,
-    Rows,
-)
+from ssse.rows.held import ExplicitRows, HeldRows, LinearRows, Rows
 from ssse.system.digests import bytes_of, digest_lines
 
 RowName = Literal["empirical", "expected", "sampled"]

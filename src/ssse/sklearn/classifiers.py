@@ -21,13 +21,7 @@ from ssse.sklearn.adapters import (
 )
 from ssse.sklearn.coordinates import Coordinates
 from ssse.sklearn.loss_sums import Labels
-from ssse.sklearn.losses import (
-    Logistic,
-    Loss,
-    Softmax,
-    Squared,
-    SquaredHinge,
-)
+from ssse.sklearn.losses import Logistic, Loss, Softmax, Squared, SquaredHinge
 from ssse.sklearn.quadratic import Quadratic
 
 

@@ -16,13 +16,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ssse.errors import InvalidData, InvalidModel
-from ssse.sklearn.adapters import (
-    Adapter,
-    ClassCounts,
-    ClassifierAdapter,
-    class_indices,
-    set_classes,
-)
+from ssse.sklearn.adapters import Adapter, ClassCounts, ClassifierAdapter, class_indices, set_classes
 from ssse.sklearn.classifiers import ADAPTERS
 
 SUPPORTED = (

@@ -15,14 +15,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
 
 from ssse.erasure.policy import Policy, check_policy
-from ssse.errors import (
-    InvalidData,
-    InvalidSetting,
-    ModelMismatch,
-    NotPositiveDefinite,
-    PrecisionLost,
-    Refused,
-)
+from ssse.errors import InvalidData, InvalidSetting, ModelMismatch, NotPositiveDefinite, PrecisionLost, Refused
 from ssse.sklearn.adapters import ClassCounts, ErasureRequest
 from ssse.sklearn.assessment import (
     TOO_FAR_AWAY,
@@ -34,25 +27,12 @@ from ssse.sklearn.assessment import (
     refuse_request,
     refuse_step,
 )
-from ssse.sklearn.checks import (
-    check_counts,
-    check_weighted,
-    sample_weights,
-    too_long,
-)
+from ssse.sklearn.checks import check_counts, check_weighted, sample_weights, too_long
 from ssse.sklearn.composition import Composition, decompose
 from ssse.sklearn.coordinates import Coordinates
 from ssse.sklearn.fingerprint import digest_linear_models
 from ssse.sklearn.outcome import TOO_FAR, Outcome
-from ssse.sklearn.sums import (
-    TrainingSums,
-    check_memory,
-    finish,
-    mean_losses,
-    measure_reach,
-    refined,
-    take_in,
-)
+from ssse.sklearn.sums import TrainingSums, check_memory, finish, mean_losses, measure_reach, refined, take_in
 from ssse.system.progress import bar
 
 if TYPE_CHECKING:

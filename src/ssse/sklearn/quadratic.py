@@ -17,13 +17,7 @@ import numpy as np
 from ssse.errors import NotPositiveDefinite
 from ssse.sklearn.bound import Bound, coarse
 from ssse.sklearn.coordinates import Coordinates, power_of_two
-from ssse.sklearn.linalg import (
-    downdate,
-    invert,
-    largest_eigenvalue,
-    largest_generalized_eigenvalue,
-    length,
-)
+from ssse.sklearn.linalg import downdate, invert, largest_eigenvalue, largest_generalized_eigenvalue, length
 from ssse.sklearn.loss_sums import Labels, LossSums
 from ssse.sklearn.losses import Logistic, Loss, Softmax
 

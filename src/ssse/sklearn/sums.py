@@ -9,12 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ssse.errors import (
-    DoesNotFit,
-    InvalidData,
-    NotPositiveDefinite,
-    PrecisionLost,
-)
+from ssse.errors import DoesNotFit, InvalidData, NotPositiveDefinite, PrecisionLost
 from ssse.sklearn.adapters import ClassCounts, ClassifierAdapter
 from ssse.sklearn.composition import Composition
 from ssse.sklearn.coordinates import Coordinates

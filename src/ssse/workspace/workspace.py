@@ -16,16 +16,7 @@ from ssse.workspace.commands.verify import verify
 from ssse.workspace.record.folder import Folder
 from ssse.workspace.record.ledger import Entry
 from ssse.workspace.record.transaction import Transaction, open_transaction
-from ssse.workspace.results import (
-    Calibrated,
-    CommandResult,
-    Erased,
-    Evaluated,
-    Fitted,
-    Log,
-    Reported,
-    Verification,
-)
+from ssse.workspace.results import Calibrated, CommandResult, Erased, Evaluated, Fitted, Log, Reported, Verification
 from ssse.workspace.settings import Settings
 
 Options = Mapping[str, Any]

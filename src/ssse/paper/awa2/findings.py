@@ -6,14 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ssse.paper.convex import (
-    DEFAULT,
-    EXACT,
-    HESSIAN,
-    PAPER,
-    PAPER_OUT,
-    SEARCHED,
-)
+from ssse.paper.convex import DEFAULT, EXACT, HESSIAN, PAPER, PAPER_OUT, SEARCHED
 from ssse.paper.judged_scale import START
 from ssse.paper.plots import Answers, over_requests, values_of
 from ssse.paper.result import Finding, Target

@@ -9,29 +9,14 @@ import torch
 
 from ssse.paper.awa2.drawing import drawings
 from ssse.paper.awa2.findings import findings, targets
-from ssse.paper.convex import (
-    DEFAULT,
-    EXACT,
-    HESSIAN,
-    PAPER,
-    PAPER_OUT,
-    SEARCHED,
-    Convex,
-    Fits,
-    Tabular,
-)
+from ssse.paper.convex import DEFAULT, EXACT, HESSIAN, PAPER, PAPER_OUT, SEARCHED, Convex, Fits, Tabular
 from ssse.paper.convex import METHODS as COMMON
 from ssse.paper.data.digits import digit_classes
 from ssse.paper.data.features import load_awa2, random_split
 from ssse.paper.data.npz import Features
 from ssse.paper.result import STAND_IN, Result
 from ssse.paper.settings import Settings
-from ssse.paper.study import (
-    Removal,
-    accuracies,
-    draw_removals,
-    mean_of,
-)
+from ssse.paper.study import Removal, accuracies, draw_removals, mean_of
 from ssse.paper.summary import chosen_scales, note_on_search, summary_rows
 from ssse.rendering.document import PageTable, as_plain
 

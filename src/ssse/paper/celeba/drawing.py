@@ -5,22 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ssse.paper.convex import (
-    DEFAULT,
-    EXACT,
-    HESSIAN,
-    PAPER,
-    PAPER_OUT,
-)
-from ssse.paper.plots import (
-    Answers,
-    Panel,
-    differences_on,
-    draw,
-    over_requests,
-    split_panels,
-    values_of,
-)
+from ssse.paper.convex import DEFAULT, EXACT, HESSIAN, PAPER, PAPER_OUT
+from ssse.paper.plots import Answers, Panel, differences_on, draw, over_requests, split_panels, values_of
 from ssse.rendering.document import PageFigure
 
 RATIO = "similarity ratio γ (1 = retrained)"

@@ -7,13 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ssse.paper.convex import (
-    DEFAULT,
-    EXACT,
-    HESSIAN,
-    PAPER,
-    PAPER_OUT,
-)
+from ssse.paper.convex import DEFAULT, EXACT, HESSIAN, PAPER, PAPER_OUT
 from ssse.paper.plots import Answers, over_requests, values_of
 from ssse.paper.result import Finding, Target
 from ssse.paper.study import differences, numbers

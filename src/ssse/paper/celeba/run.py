@@ -13,23 +13,12 @@ from ssse.evaluation.evaluate import evaluate
 from ssse.paper.cache import engine, key_of
 from ssse.paper.celeba import findings as celeba_findings
 from ssse.paper.celeba.drawing import drawings
-from ssse.paper.convex import (
-    METHODS,
-    PAPER,
-    Convex,
-    Fits,
-    Tabular,
-)
+from ssse.paper.convex import METHODS, PAPER, Convex, Fits, Tabular
 from ssse.paper.data.digits import digit_attributes
 from ssse.paper.data.features import load_celeba, random_split
 from ssse.paper.result import STAND_IN, Result
 from ssse.paper.settings import Settings
-from ssse.paper.study import (
-    Removal,
-    draw_removals,
-    mean_of,
-    numbers,
-)
+from ssse.paper.study import Removal, draw_removals, mean_of, numbers
 from ssse.paper.summary import note_on_search, standing, summary_rows
 from ssse.rendering.document import PageTable, as_plain
 

@@ -5,22 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ssse.paper.network import (
-    DAMPED,
-    DAMPED_OUT,
-    HEAD,
-    PAPER_TEN,
-)
-from ssse.paper.plots import (
-    Answers,
-    Panel,
-    Series,
-    differences_on,
-    draw,
-    over_requests,
-    split_panels,
-    values_of,
-)
+from ssse.paper.network import DAMPED, DAMPED_OUT, HEAD, PAPER_TEN
+from ssse.paper.plots import Answers, Panel, Series, differences_on, draw, over_requests, split_panels, values_of
 from ssse.rendering.document import PageFigure
 
 DELTA = "normalised confusion distance δ"

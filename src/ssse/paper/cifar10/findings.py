@@ -8,15 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ssse.paper.judged_scale import START
-from ssse.paper.network import (
-    ASCENT,
-    GRADIENT,
-    HEAD,
-    HEAD_CHANCE,
-    HEAD_SEARCHED,
-    PAPER,
-    PAPER_TEN,
-)
+from ssse.paper.network import ASCENT, GRADIENT, HEAD, HEAD_CHANCE, HEAD_SEARCHED, PAPER, PAPER_TEN
 from ssse.paper.plots import Answers, over_requests, values_of
 from ssse.paper.result import Finding, Target
 from ssse.paper.study import Method, differences, numbers

@@ -13,13 +13,7 @@ import torch
 from torch import Tensor
 
 from ssse.errors import InvalidData, InvalidSetting, MissingData
-from ssse.paper.data.npz import (
-    Features,
-    features_of,
-    read_arrays,
-    read_features,
-    texts_of,
-)
+from ssse.paper.data.npz import Features, features_of, read_arrays, read_features, texts_of
 
 __all__ = ["Features", "load_awa2", "load_celeba", "random_split", "read_features"]
 

@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ssse.paper.illustrative.removals import (
-    METHODS,
-    REMOVALS,
-    Plane,
-    Removal,
-)
+from ssse.paper.illustrative.removals import METHODS, REMOVALS, Plane, Removal
 from ssse.rendering.plotting import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, new_figure
 
 if TYPE_CHECKING:

@@ -9,13 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ssse.errors import (
-    InvalidData,
-    InvalidSetting,
-    NotPositiveDefinite,
-    PrecisionLost,
-    Refused,
-)
+from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite, PrecisionLost, Refused
 from ssse.intake.sources import Source
 from ssse.system import files
 from ssse.system.environment import versions
@@ -27,12 +21,7 @@ from ssse.workspace.engines.data import UserData
 from ssse.workspace.engines.engine import Engine, ErasedModel
 from ssse.workspace.record.folder import SAMPLES
 from ssse.workspace.record.ledger import Entry, digest_of_samples
-from ssse.workspace.record.membership import (
-    Membership,
-    Standing,
-    places_that_stay,
-    shown,
-)
+from ssse.workspace.record.membership import Membership, Standing, places_that_stay, shown
 from ssse.workspace.record.transaction import Transaction
 from ssse.workspace.results import Erased
 from ssse.workspace.settings import Settings

@@ -13,21 +13,8 @@ from ssse.system import files
 from ssse.system.digests import digest_file
 from ssse.workspace import settings as toml
 from ssse.workspace.record import ledger as ledgers
-from ssse.workspace.record.database import (
-    INDEX,
-    JOURNAL,
-    LOG,
-    copied,
-)
-from ssse.workspace.record.folder import (
-    MAKERS,
-    MODELS,
-    PAGE,
-    SAMPLES,
-    Folder,
-    state_name,
-    summary,
-)
+from ssse.workspace.record.database import INDEX, JOURNAL, LOG, copied
+from ssse.workspace.record.folder import MAKERS, MODELS, PAGE, SAMPLES, Folder, state_name, summary
 from ssse.workspace.record.ledger import Entry, Ledger
 from ssse.workspace.record.lock import locked
 from ssse.workspace.record.seal import FILE as SEAL

@@ -14,18 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ssse.errors import (
-    InvalidData,
-    InvalidModel,
-    InvalidSetting,
-    SSSEError,
-)
-from ssse.intake.estimators import (
-    is_words,
-    name_of,
-    read_estimator,
-    write_arrays,
-)
+from ssse.errors import InvalidData, InvalidModel, InvalidSetting, SSSEError
+from ssse.intake.estimators import is_words, name_of, read_estimator, write_arrays
 from ssse.intake.messages import cause, listing
 from ssse.intake.skops import write_skops
 from ssse.intake.sources import Batches, Source

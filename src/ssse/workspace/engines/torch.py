@@ -19,21 +19,10 @@ from ssse.curvature.curvature import Curvature
 from ssse.curvature.planning import Plan
 from ssse.erasure.erase import erase
 from ssse.erasure.request import check_settings
-from ssse.errors import (
-    InvalidData,
-    InvalidModel,
-    InvalidSetting,
-    SSSEError,
-)
+from ssse.errors import InvalidData, InvalidModel, InvalidSetting, SSSEError
 from ssse.intake.importing import import_object
 from ssse.intake.messages import cause
-from ssse.intake.models import (
-    build_model,
-    load_weights,
-    read_weights,
-    weights_of,
-    write_weights,
-)
+from ssse.intake.models import build_model, load_weights, read_weights, weights_of, write_weights
 from ssse.intake.sources import Batches, Source
 from ssse.problem.batches import read_batch
 from ssse.problem.losses import LossLike, as_loss

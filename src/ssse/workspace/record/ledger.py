@@ -18,14 +18,7 @@ from typing import Any
 from ssse.errors import BrokenArtefact
 from ssse.system.digests import digest_bytes, digest_file
 from ssse.system.environment import clock
-from ssse.workspace.record.database import (
-    FILE,
-    connect,
-    copied,
-    in_place,
-    in_words,
-    settle,
-)
+from ssse.workspace.record.database import FILE, connect, copied, in_place, in_words, settle
 
 FIRST = "0" * 64  # the hash before the first entry
 AT_A_TIME = 500  # parameters of one SQL statement
