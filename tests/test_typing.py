@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -64,7 +65,8 @@ def test_a_users_script_is_right_under_mypys_strict_and_a_wrong_one_is_not(tmp_p
 def test_every_public_name_has_a_type():
     """As pyright sees the installed package; what other packages leave unknown is theirs."""
     command = [sys.executable, "-m", "pyright", "--verifytypes", "ssse", "--ignoreexternal", "--outputjson"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # pyright asks the first Python it finds
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PATH": path})
     body = json.loads(done.stdout)
     report = body["typeCompleteness"]
     missing = [symbol["name"] for symbol in report["symbols"] if symbol["isExported"] and not symbol["isTypeKnown"]]

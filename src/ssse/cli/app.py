@@ -33,7 +33,7 @@ class Commands(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     cls=Commands,
     help="Erase samples from a trained model in one second-order step.",
     epilog=EXIT_CODES,
@@ -42,7 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich's help takes longer to load than all the rest
 )
-for command in (
+for _command in (
     requests.init,
     requests.fit,
     requests.calibrate,
@@ -54,7 +54,7 @@ for command in (
     demo.demo,
     reproduce.reproduce,
 ):
-    app.command()(command)
+    app.command()(_command)
 
 
 def main() -> None:

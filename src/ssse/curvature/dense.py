@@ -22,9 +22,11 @@ class DenseBuilder(Builder):
     """Accumulates RᵀR block by block, lower triangles only."""
 
     def __init__(self, blocks: Sequence[Block], dtype: torch.dtype, device: torch.device):
-        self.blocks = tuple(blocks)
+        self.blocks: tuple[Block, ...] = tuple(blocks)
         self.dtype = dtype
-        self.squares = [torch.zeros(block.size, block.size, dtype=dtype, device=device) for block in blocks]
+        self.squares: list[Tensor] = [
+            torch.zeros(block.size, block.size, dtype=dtype, device=device) for block in blocks
+        ]
 
     def add(self, rows: HeldRows) -> None:
         rows = rows.to(self.dtype)
@@ -46,8 +48,8 @@ class DenseStructure(Structure):
     holds = "sums over all training samples"
 
     def __init__(self, blocks: Sequence[Block], grams: Sequence[DampedGram], ridge: float):
-        self.blocks = tuple(blocks)
-        self.grams = tuple(grams)
+        self.blocks: tuple[Block, ...] = tuple(blocks)
+        self.grams: tuple[DampedGram, ...] = tuple(grams)
         self.ridge = ridge
 
     @property

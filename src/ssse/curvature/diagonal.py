@@ -16,7 +16,7 @@ from ssse.rows.held import HeldRows
 
 class DiagonalBuilder(Builder):
     def __init__(self, dim: int, dtype: torch.dtype, device: torch.device):
-        self.squares = torch.zeros(dim, dtype=dtype, device=device)
+        self.squares: Tensor = torch.zeros(dim, dtype=dtype, device=device)
 
     def add(self, rows: HeldRows) -> None:
         self.squares += rows.to(self.squares.dtype).squares()

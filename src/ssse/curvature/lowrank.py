@@ -32,7 +32,9 @@ class LowRankBuilder(Builder):
     """
 
     def __init__(self, salt: bytes = b"", dtype: torch.dtype | None = None, blocks: Sequence[Block] = ()) -> None:
-        self.salt, self.dtype, self.blocks = salt, dtype, tuple(blocks)
+        self.salt: bytes = salt
+        self.dtype: torch.dtype | None = dtype
+        self.blocks: tuple[Block, ...] = tuple(blocks)
         self.parts: list[HeldRows] = []
         self.waiting: list[HeldRows] = []
 
@@ -91,8 +93,11 @@ class LowRankStructure(Structure):
     def __init__(
         self, rows: StackedRows, blocks: Sequence[Block], grams: Sequence[DampedGram], ridge: float, salt: bytes
     ):
-        self.rows, self.blocks, self.grams = rows, tuple(blocks), tuple(grams)
-        self.ridge, self.salt = ridge, salt
+        self.rows: StackedRows = rows
+        self.blocks: tuple[Block, ...] = tuple(blocks)
+        self.grams: tuple[DampedGram, ...] = tuple(grams)
+        self.ridge: float = ridge
+        self.salt: bytes = salt
 
     def solve(self, v: Tensor) -> Tensor:
         out = torch.empty_like(v)

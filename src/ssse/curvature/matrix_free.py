@@ -41,8 +41,11 @@ class MatrixFreeStructure(Structure):
         tolerance: float | None = None,
         max_iterations: int = 1000,
     ):
-        self.source, self.ridge, self.preconditioner = source, ridge, preconditioner
-        self.tolerance, self.max_iterations = tolerance, max_iterations
+        self.source: RowSource | None = source
+        self.ridge: float = ridge
+        self.preconditioner: Structure | None = preconditioner
+        self.tolerance: float | None = tolerance
+        self.max_iterations: int = max_iterations
 
     def solve(self, v: Tensor) -> Tensor:
         return self._iterate(v)[0].x

@@ -22,8 +22,10 @@ class RecurrenceBuilder(Builder):
     """F₀⁻¹ = λ⁻¹ I, then F⁻¹ ← F⁻¹ − F⁻¹g gᵀF⁻¹ / (n + gᵀF⁻¹g) for every row g; n is needed beforehand."""
 
     def __init__(self, blocks: Sequence[Block], n: int, damping: float, dtype: torch.dtype, device: torch.device):
-        self.blocks, self.n, self.damping = tuple(blocks), n, damping
-        self.inverses = [torch.eye(b.size, dtype=dtype, device=device) / damping for b in blocks]
+        self.blocks: tuple[Block, ...] = tuple(blocks)
+        self.n: int = n
+        self.damping: float = damping
+        self.inverses: list[Tensor] = [torch.eye(b.size, dtype=dtype, device=device) / damping for b in blocks]
 
     def add(self, rows: HeldRows) -> None:
         matrix = rows.matrix()
@@ -52,7 +54,10 @@ class RecurrenceStructure(Structure):
     holds = "the published recurrence, word for word: meant as a reference"
 
     def __init__(self, blocks: Sequence[Block], inverses: Sequence[Tensor], n: int, ridge: float):
-        self.blocks, self.inverses, self.n, self.ridge = tuple(blocks), tuple(inverses), n, ridge
+        self.blocks: tuple[Block, ...] = tuple(blocks)
+        self.inverses: tuple[Tensor, ...] = tuple(inverses)
+        self.n: int = n
+        self.ridge: float = ridge
 
     def solve(self, v: Tensor) -> Tensor:
         out = torch.empty_like(v)

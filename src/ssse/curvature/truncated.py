@@ -23,7 +23,7 @@ class TruncatedBuilder(Builder):
         if rank < 1:
             raise InvalidSetting(f"rank must be at least 1, not {rank}.")
         self.rank = rank
-        self.full = LowRankBuilder(dtype=dtype)
+        self.full: LowRankBuilder = LowRankBuilder(dtype=dtype)
 
     def add(self, rows: HeldRows) -> None:
         self.full.add(rows)
@@ -59,7 +59,9 @@ class TruncatedStructure(Structure):
     holds_after_erasure = "the leading directions of all samples; the forgotten ones were subtracted inside them"
 
     def __init__(self, basis: Tensor, core: DampedGram, ridge: float):
-        self.basis, self.core, self.ridge = basis, core, ridge
+        self.basis: Tensor = basis
+        self.core: DampedGram = core
+        self.ridge: float = ridge
 
     def solve(self, v: Tensor) -> Tensor:
         return self._lifted(v, self.core)

@@ -33,9 +33,10 @@ class StepPath:
             )
         if not bool(torch.isfinite(direction).all()):
             raise InvalidSetting("The direction holds NaN or infinity, so that there is no model along it.")
-        self.problem, self.direction = problem, direction.detach().to(problem.device, problem.dtype)
-        self.theta = problem.theta()
-        self.passes = 0  # forward passes, in samples
+        self.problem: Problem = problem
+        self.direction: Any = direction.detach().to(problem.device, problem.dtype)
+        self.theta: Tensor = problem.theta()
+        self.passes: int = 0  # forward passes, in samples
 
     @cached_property
     def _working(self) -> tuple[nn.Module, Tensor]:

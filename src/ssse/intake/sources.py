@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ssse.errors import InvalidData
-from ssse.intake.arrays import read_npy_folder, read_npz, read_safetensors
+from ssse.intake.arrays import Wanted, read_npy_folder, read_npz, read_safetensors
 from ssse.intake.columns import PLACE, Columns, Locate, choose_arrays, ids_of, labels_of, places_as_ids, tensor_of
 from ssse.intake.csv import read_csv
 from ssse.intake.datasets import DatasetSource, arrays_in, import_data
@@ -22,7 +22,10 @@ from ssse.intake.samples import ArraySource, Batches, Source
 
 __all__ = ["Batches", "Columns", "Source", "import_object", "open_source"]
 
-ARRAYS = {".npz": read_npz, ".safetensors": read_safetensors}
+ARRAYS: dict[str, Callable[[Path, Wanted], Mapping[str, np.ndarray | Tensor]]] = {
+    ".npz": read_npz,
+    ".safetensors": read_safetensors,
+}
 TABLES = {".csv": read_csv, ".parquet": read_parquet}
 
 USUAL = Columns()

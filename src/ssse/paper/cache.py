@@ -36,9 +36,10 @@ class Cache:
     """A folder of values. What is in it may be deleted at any time; what is broken is made anew."""
 
     def __init__(self, folder: str | os.PathLike[str] | None):
-        self.folder = None if folder is None else Path(folder)
-        self.found = self.made = 0
-        self.saved = 0.0  # seconds that what was found took when it was made, everything once
+        self.folder: Path | None = None if folder is None else Path(folder)
+        self.found: int = 0
+        self.made: int = 0
+        self.saved: float = 0.0  # seconds that what was found took when it was made, everything once
         self._worked = 0.0  # seconds that this run spent on making values
         self._counted: set[str] = set()  # made or found in this run: no longer saved
         self._open: list[dict[str, float]] = [{}]  # what was needed for the value at work, with the seconds of each

@@ -76,9 +76,11 @@ class Network:
     fit_seconds: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.device = self.settings.torch_device()
-        self.x, self.y = self.data.x.to(self.device), self.data.y.to(self.device)
-        self.test_x, self.test_y = self.data.test_x.to(self.device), self.data.test_y.to(self.device)
+        self.device: torch.device = self.settings.torch_device()
+        self.x = self.data.x.to(self.device)
+        self.y: Tensor = self.data.y.to(self.device)
+        self.test_x: Tensor = self.data.test_x.to(self.device)
+        self.test_y: Tensor = self.data.test_y.to(self.device)
 
     def train(self) -> None:
         """The original, one retrained without each request with the same seed, and second seeds for the floor."""

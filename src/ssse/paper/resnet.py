@@ -19,11 +19,11 @@ class Block(nn.Module):
     def __init__(self, channels_in: int, channels: int):
         super().__init__()
         self.stride = 1 if channels_in == channels else 2
-        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride=self.stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels)
-        self.new_channels = channels - channels_in
+        self.conv1: nn.Conv2d = nn.Conv2d(channels_in, channels, 3, stride=self.stride, padding=1, bias=False)
+        self.bn1: nn.BatchNorm2d = nn.BatchNorm2d(channels)
+        self.conv2: nn.Conv2d = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2: nn.BatchNorm2d = nn.BatchNorm2d(channels)
+        self.new_channels: int = channels - channels_in
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
@@ -38,11 +38,11 @@ class ResNet20(nn.Module):
 
     def __init__(self, classes: int = 10, channels: int = 3, widths: Sequence[int] = (16, 32, 64), blocks: int = 3):
         super().__init__()
-        self.conv = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
-        self.bn = nn.BatchNorm2d(widths[0])
+        self.conv: nn.Conv2d = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
+        self.bn: nn.BatchNorm2d = nn.BatchNorm2d(widths[0])
         through = [widths[0], *(width for width in widths for _ in range(blocks))]
-        self.blocks = nn.Sequential(*(Block(a, b) for a, b in itertools.pairwise(through)))
-        self.fc = nn.Linear(widths[-1], classes)
+        self.blocks: nn.Sequential = nn.Sequential(*(Block(a, b) for a, b in itertools.pairwise(through)))
+        self.fc: nn.Linear = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(F.relu(self.bn(self.conv(x))))

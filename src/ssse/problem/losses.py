@@ -154,7 +154,7 @@ class CustomLoss(Loss):
         settings = ", ".join(f"{k}={v}" for k, v in public if isinstance(v, (str, int, float)))
         if isinstance(function, nn.Module):
             settings += "".join(f", {k}:{_short_digest(v)}" for k, v in function.state_dict().items())
-        self.name = f"custom:{name}" + (f"({settings})" if settings else "")
+        self.name: str = f"custom:{name}" + (f"({settings})" if settings else "")
 
     def _of_one(self, z: Tensor, y: Tensor) -> Tensor:
         output = z if self.shape is None else z.view(self.shape)

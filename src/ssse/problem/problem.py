@@ -35,10 +35,10 @@ class Problem(ModelView):
         """
         refuse_training_mode(model)
         super().__init__(model, parameters)
-        self.loss = as_loss(loss_fn)
+        self.loss: Loss = as_loss(loss_fn)
         self.linear: LinearShape | None = None
         self._layer: str | None = None  # the name of that linear layer
-        self.outputs = self._look(samples, asked_for_head=parameters == "head")
+        self.outputs: int = self._look(samples, asked_for_head=parameters == "head")
 
     def moved(self, theta: Tensor) -> Problem:
         """The same problem at another θ, on a copy of the model."""

@@ -29,7 +29,7 @@ class ModelView:
 
     def __init__(self, model: nn.Module, parameters: ParameterChoice = "all"):
         self.model = model
-        self.layout = choose_parameters(model, parameters)
+        self.layout: Layout = choose_parameters(model, parameters)
         tensors = self.parameters()
         kinds = {(p.dtype, p.device) for p in tensors.values()}
         if len(kinds) > 1:
@@ -38,6 +38,8 @@ class ModelView:
                 + ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
                 + "."
             )
+        self.dtype: torch.dtype
+        self.device: torch.device
         self.dtype, self.device = next(iter(kinds))
         for name, value in tensors.items():
             if not bool(torch.isfinite(value).all()):

@@ -22,8 +22,8 @@ class NetworkRows(Rows):
     cores: Tensor  # (n, r, c)
 
     def __post_init__(self) -> None:
-        self.count = self.cores.shape[0] * self.cores.shape[1]
-        self.dim = self.problem.layout.dim
+        self.count: int = self.cores.shape[0] * self.cores.shape[1]
+        self.dim: int = self.problem.layout.dim
 
     @torch.no_grad()  # parameters outside θ may ask for gradients of their own
     def times(self, v: Tensor) -> Tensor:

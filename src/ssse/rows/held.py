@@ -98,7 +98,8 @@ class ExplicitRows(HeldRows):
     digests: Tensor | None = None
 
     def __post_init__(self) -> None:
-        self.count, self.dim = self.values.shape
+        self.count: int = self.values.shape[0]
+        self.dim: int = self.values.shape[1]
 
     def times(self, v: Tensor) -> Tensor:
         return self.values @ v.to(self.values.dtype)
@@ -149,8 +150,8 @@ class LinearRows(HeldRows):
     digests: Tensor | None = None
 
     def __post_init__(self) -> None:
-        self.count = self.cores.shape[0] * self.cores.shape[1]
-        self.dim = self.shape.outputs * (self.shape.inputs + self.shape.bias)
+        self.count: int = self.cores.shape[0] * self.cores.shape[1]
+        self.dim: int = self.shape.outputs * (self.shape.inputs + self.shape.bias)
 
     def times(self, v: Tensor) -> Tensor:
         layer = self._as_layer(v.to(self.features.dtype).reshape(self.dim, -1))  # (c, p̃, q)
@@ -263,9 +264,9 @@ class StackedRows(HeldRows):
     parts: Sequence[HeldRows]
 
     def __post_init__(self) -> None:
-        self.count = sum(part.count for part in self.parts)
-        self.dim = self.parts[0].dim
-        self.digests = join_digests(self.parts)
+        self.count: int = sum(part.count for part in self.parts)
+        self.dim: int = self.parts[0].dim
+        self.digests: Tensor | None = join_digests(self.parts)
 
     def times(self, v: Tensor) -> Tensor:
         return torch.cat([part.times(v) for part in self.parts])
@@ -322,8 +323,8 @@ class SlabRows(Rows):
     slabs: Sequence[HeldRows]
 
     def __post_init__(self) -> None:
-        self.count = self.slabs[0].count
-        self.dim = sum(slab.dim for slab in self.slabs)
+        self.count: int = self.slabs[0].count
+        self.dim: int = sum(slab.dim for slab in self.slabs)
 
     def times(self, v: Tensor) -> Tensor:
         shares = v.split([slab.dim for slab in self.slabs])

@@ -153,7 +153,8 @@ class OneVersusRestAdapter(ClassifierAdapter):
     """One binary model for each class, of two classes one alone; only a class's own weight counts against the rest."""
 
     loss: Loss
-    positive, negative = 1, 0
+    positive: int = 1
+    negative: int = 0
 
     @abstractmethod
     def ridges(self) -> tuple[float, float]:
@@ -209,7 +210,7 @@ class OneVersusRestAdapter(ClassifierAdapter):
 class SGDClassifierAdapter(OneVersusRestAdapter):
     """Σ sᵢℓᵢ + n·½α‖w‖²: the mean loss is penalised, so the penalty of the sum grows with the samples."""
 
-    loss = Logistic()
+    loss: Loss = Logistic()
     counts_weights = False
     per_sample = True
 
@@ -239,8 +240,9 @@ class SGDClassifierAdapter(OneVersusRestAdapter):
 class LinearSVCAdapter(OneVersusRestAdapter):
     """Σ sᵢ max(0, 1 − yz)² + ½‖w‖²/C, the intercept a feature of its own."""
 
-    loss = SquaredHinge()
-    positive, negative = 1, -1
+    loss: Loss = SquaredHinge()
+    positive: int = 1
+    negative: int = -1
 
     @property
     def shiftable(self) -> bool:

@@ -30,7 +30,7 @@ class Composition:
 
     def __init__(self, estimator: Any):
         self.estimator = estimator
-        self.adapters = self._adapters()
+        self.adapters: list[Adapter] = self._adapters()
 
     def _adapters(self) -> list[Adapter]:
         return [adapter_for(self.estimator)]

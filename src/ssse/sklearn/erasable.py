@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from sklearn.linear_model import LogisticRegression
 from sklearn.utils.validation import check_is_fitted
 
+from ssse.sklearn.bases import LogisticRegression
 from ssse.sklearn.eraser import Eraser
+from ssse.sklearn.outcome import Outcome
 from ssse.sklearn.sums import check_memory
 
 
@@ -57,7 +58,9 @@ class ErasableLogisticRegression(LogisticRegression):
         eraser.estimator_ = self
         try:
             new = how(eraser)
-            self.coef_, self.intercept_, self.classes_ = new.coef_, new.intercept_, new.classes_
+            self.coef_: Any = new.coef_
+            self.intercept_: Any = new.intercept_
+            self.classes_: Any = new.classes_
         finally:
             self._take_over(eraser)
         return self
@@ -73,12 +76,10 @@ class ErasableLogisticRegression(LogisticRegression):
 
     def _take_over(self, eraser: Eraser) -> None:
         """The eraser's account, without the eraser's own copy of the model."""
-        self.n_erased_, self.distance_bound_, self.leverage_ = (
-            eraser.n_erased_,
-            eraser.distance_bound_,
-            eraser.leverage_,
-        )
+        self.n_erased_: int = eraser.n_erased_
+        self.distance_bound_: float = eraser.distance_bound_
+        self.leverage_: float | None = eraser.leverage_
         if hasattr(eraser, "outcome_"):
-            self.outcome_ = eraser.outcome_
+            self.outcome_: Outcome = eraser.outcome_
         eraser.estimator = eraser.estimator_ = None  # the model itself
         self._eraser = eraser

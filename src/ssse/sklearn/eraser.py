@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import sparse
-from sklearn.base import BaseEstimator, MetaEstimatorMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
 
@@ -27,6 +26,7 @@ from ssse.sklearn.assessment import (
     refuse_request,
     refuse_step,
 )
+from ssse.sklearn.bases import BaseEstimator, MetaEstimatorMixin
 from ssse.sklearn.checks import check_counts, check_weighted, sample_weights, too_long
 from ssse.sklearn.composition import Composition, decompose
 from ssse.sklearn.coordinates import Coordinates
@@ -83,7 +83,7 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
             sums = finish(take_in(sums, composition, x, columns, weights, advance, in_place=True), composition)
             sums = measure_reach(sums, x, advance)
         self._set(copy.deepcopy(self.estimator), sums)
-        self.in_parts_ = False
+        self.in_parts_: bool = False
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Eraser:
@@ -309,14 +309,16 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         return self.sums_
 
     def _set(self, estimator: Any, sums: TrainingSums, outcome: Outcome | None = None) -> None:
-        self.estimator_, self.sums_, self.model_digest_ = estimator, sums, digest_linear_models(decompose(estimator)[1])
+        self.estimator_: Any = estimator
+        self.sums_: TrainingSums = sums
+        self.model_digest_: str = digest_linear_models(decompose(estimator)[1])
         if outcome is not None:
             self.outcome_ = outcome
         else:
             self.__dict__.pop("outcome_", None)
-        self.n_erased_ = sums.erased
-        self.distance_bound_ = sums.distance if outcome is None else outcome.distance_bound
-        self.leverage_ = 0.0 if outcome is None else outcome.leverage_max
+        self.n_erased_: int = sums.erased
+        self.distance_bound_: float = sums.distance if outcome is None else outcome.distance_bound
+        self.leverage_: float | None = 0.0 if outcome is None else outcome.leverage_max
 
 
 def _whole(old: Any, last: Any) -> Any:

@@ -22,7 +22,7 @@ class Loss(ABC):
     name: str
     exact = False
     bounded = False
-    swing = 1.0  # the largest change of scores that counts, over the length of (x̃ᵀΔ) as a vector
+    swing: float = 1.0  # the largest change of scores that counts, over the length of (x̃ᵀΔ) as a vector
 
     @property
     def rows_per_sample(self) -> int:
@@ -127,7 +127,7 @@ class Softmax(Loss):
     classes: int
     name = "softmax"
     bounded = True
-    swing = float(np.sqrt(2))
+    swing: float = float(np.sqrt(2))
 
     @property
     def rows_per_sample(self) -> int:

@@ -8,7 +8,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -65,7 +65,7 @@ Arguments = Annotated[dict[str, Any], AfterValidator(_as_toml_and_json_hold_it)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Model(Section):

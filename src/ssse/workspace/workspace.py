@@ -42,8 +42,10 @@ class Workspace:
         self, path: PathLike, *, wait: bool = True, progress: bool = False, say: Callable[[str], None] = _silent
     ):
         """`wait`: for another process that is at work here, instead of raising Busy. `say`: hears what is going on."""
-        self.folder = Folder(Path(path))
-        self.wait, self.progress, self.say = wait, progress, say
+        self.folder: Folder = Folder(Path(path))
+        self.wait: bool = wait
+        self.progress: bool = progress
+        self.say: Callable[[str], None] = say
 
     @classmethod
     def init(cls, path: PathLike, settings: Settings | Options, weights: PathLike) -> Created:

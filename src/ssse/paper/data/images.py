@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -126,7 +126,7 @@ class ArrayUnpickler(pickle.Unpickler):
     """Makes numpy arrays and what Python has built in; a second lock behind the published sums."""
 
     _reconstruct = np.empty(0).__reduce__()[0]  # its module's name differs between versions of numpy
-    ALLOWED = {  # noqa: RUF012
+    ALLOWED: ClassVar[dict[tuple[str, str], Any]] = {
         ("numpy", "ndarray"): np.ndarray,
         ("numpy", "dtype"): np.dtype,
         ("numpy.core.multiarray", "_reconstruct"): _reconstruct,

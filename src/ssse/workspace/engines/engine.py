@@ -15,6 +15,7 @@ from ssse.errors import InvalidSetting
 from ssse.verdict import Assessment
 from ssse.workspace.engines.data import UserData, check_files
 from ssse.workspace.record.folder import CURVATURE, link_model
+from ssse.workspace.settings import Settings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +47,7 @@ class Engine(ABC):
 
     def __init__(self, user_data: UserData):
         self.user_data = user_data
-        self.settings = user_data.settings
+        self.settings: Settings = user_data.settings
 
     @property
     @abstractmethod

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -35,7 +35,9 @@ OWN = "the step is Newton's on the estimator's own objective"
 
 
 class SklearnEngine(Engine):
-    name = "sklearn"
+    """Estimators of scikit-learn, by `ssse.sklearn.Eraser`."""
+
+    name: ClassVar[Literal["torch", "sklearn"]] = "sklearn"
 
     def __init__(self, user_data: UserData):
         super().__init__(user_data)
@@ -73,7 +75,8 @@ class SklearnEngine(Engine):
                 f"[data] classes are {listing(named, 5)}, and the model's are {listing(words[0], 5)}, in that order. "
                 "Leave the setting out."
             )
-        self.settings = self.user_data.settings = self.settings.with_options({"data.classes": words[0]})
+        self.user_data.settings = self.settings.with_options({"data.classes": words[0]})
+        self.settings: Settings = self.user_data.settings
 
     def try_out(self, model: Any, source: Source) -> None:
         self._check_columns(model, source)

@@ -48,10 +48,13 @@ class Outputs(nn.Module):
                 for adapter in composition.adapters
             ]
         )
-        self.transformers, self.attributes = transformers, len(classes) > 1
-        self.places = None if self.attributes else torch.from_numpy(class_indices(own[0], np.array(classes[0])))
-        self.outputs = len(classes[0])
-        self.linear = nn.Linear(coef.shape[1], len(coef), dtype=torch.float64)
+        self.transformers: Any | None = transformers
+        self.attributes: bool = len(classes) > 1
+        self.places: Tensor | None = None
+        if not self.attributes:
+            self.places = torch.from_numpy(class_indices(own[0], np.array(classes[0])))
+        self.outputs: int = len(classes[0])
+        self.linear: nn.Linear = nn.Linear(coef.shape[1], len(coef), dtype=torch.float64)
         with torch.no_grad():
             self.linear.weight.copy_(torch.from_numpy(coef.astype(np.float64)))
             self.linear.bias.copy_(torch.from_numpy(intercept.astype(np.float64)))
@@ -86,7 +89,7 @@ class Coded:
     def __init__(self, data: Batches, classes: Sequence[Sequence[Any]], names: Sequence[str]):
         """`names`: of the classes, where they are words."""
         check_comparable(classes)
-        self.sampler = data.sampler
+        self.sampler: range | np.ndarray = data.sampler
         self._data, self._names = data, np.array(list(names))
         self._classes = [np.array(part) for part in classes]
 

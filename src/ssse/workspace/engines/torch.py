@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -38,7 +38,9 @@ OPTIONS = ("rank", "preconditioner", "tolerance", "max_iterations")  # of one st
 
 
 class TorchEngine(Engine):
-    name = "torch"
+    """Modules of torch, by `ssse.Curvature` and `ssse.erase`."""
+
+    name: ClassVar[Literal["torch", "sklearn"]] = "torch"
 
     @property
     def file(self) -> str:

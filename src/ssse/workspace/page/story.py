@@ -78,7 +78,9 @@ class Story:
     """Everything that the page says, as the entries have it."""
 
     def __init__(self, entries: Sequence[Entry]):
-        self.entries = [{**entry, "details": read_details(entry["kind"], entry["details"])} for entry in entries]
+        self.entries: list[dict[str, Any]] = [
+            {**entry, "details": read_details(entry["kind"], entry["details"])} for entry in entries
+        ]
 
     @cached_property
     def requests(self) -> list[Request]:
