@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ssse.curvature.curvature import Curvature
 from ssse.curvature.diagonal import DiagonalStructure
-from ssse.erasure.request import read_matching, read_samples
+from ssse.erasure.request import matching_view, read_matching, read_samples
 from ssse.erasure.retained import retained_batches
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.batches import Batch
@@ -114,7 +114,7 @@ def read_request(
                 "This curvature belongs to a joint stream, whose θ* is not the model's θ. Baselines start from the "
                 "model they are given: fit a curvature on it, or pass curvature=None where the method allows."
             )
-        problem, samples = read_matching(model, curvature, loss_fn, forget)
+        problem, samples = read_matching(matching_view(model, curvature), curvature, loss_fn, forget)
     return Request(problem, curvature, samples.batches, samples.count, started)
 
 

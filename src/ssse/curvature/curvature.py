@@ -136,6 +136,8 @@ class Curvature:
         gradient = fitted.gradient / fitted.count + weight_decay * problem.theta()
         notes = [f"Chosen: {fitted.plan}.", f"Why: {fitted.plan.reason}."]
         partial = set(problem.layout.names) != {n for n, p in problem.model.named_parameters() if p.requires_grad}
+        if partial:
+            notes.append(part_note(problem.layout))
         return cls(
             structure=fitted.structure,
             kind=fitted.plan.kind,
@@ -291,6 +293,10 @@ def plan(
         raise InvalidData("plan() would use up an iterator's first batch; pass a DataLoader or a list.")
     wanted = Wanted(rows, rows_per_batch, 0, as_choice(structure), blocks, dtype)
     return prepare(model, loss_fn, parameters, data, wanted, memory_budget).plan
+
+
+def part_note(layout: Layout) -> str:
+    return f"Only {', '.join(layout.names)} can change; the rest of the model stays as it is."
 
 
 def check_damping(damping: float | None, weight_decay: float) -> float:

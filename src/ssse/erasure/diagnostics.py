@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from ssse.curvature.curvature import Curvature
+from ssse.curvature.curvature import Curvature, part_note
 from ssse.curvature.structure import LeftOut
 from ssse.problem.problem import Problem
 from ssse.verdict import Assessment, number
@@ -137,7 +137,7 @@ def _source(curvature: Curvature) -> str:
 def notes_on(curvature: Curvature, problem: Problem, solved: LeftOut) -> tuple[str, ...]:
     notes = []
     if curvature.partial:
-        notes.append(f"Only {', '.join(curvature.layout.names)} can change; the rest of the model stays as it is.")
+        notes.append(part_note(curvature.layout))
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in problem.model.modules()):
         notes.append("BatchNorm's running statistics still contain the forgotten samples.")
     if curvature.structure.reads_data:

@@ -20,12 +20,13 @@ from ssse.curvature.matrix_free import MatrixFreeStructure
 from ssse.curvature.structure import LeftOut
 from ssse.erasure.diagnostics import Diagnostics, doubts, judge, notes_on
 from ssse.erasure.policy import Policy
-from ssse.erasure.request import Samples, check_settings, read_matching
+from ssse.erasure.request import Samples, check_settings, matching_view, read_matching
 from ssse.errors import DoesNotFit, InvalidSetting, Refused
 from ssse.problem.batches import Batch
 from ssse.problem.losses import LossLike
 from ssse.problem.problem import Problem
 from ssse.problem.sample_digests import digest_samples
+from ssse.problem.view import ModelView
 from ssse.rows.held import HeldRows, StackedRows
 from ssse.rows.kinds import Measured, measure, measure_held
 from ssse.system.memory import human_bytes, memory_budget
@@ -197,9 +198,29 @@ def erase(
         Refused: the step must not be applied; carries the diagnostics. Nothing is changed.
         ModelMismatch: the model is not the one the curvature belongs to.
     """
+    check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
+    return erase_from(
+        matching_view(model, curvature), curvature, loss_fn, forget,
+        scale=scale, leave_out=leave_out, residual=residual, policy=policy, data=data,
+    )  # fmt: skip
+
+
+def erase_from(
+    view: ModelView,
+    curvature: Curvature,
+    loss_fn: LossLike | None,
+    forget: Iterable[Any] | None,
+    *,
+    scale: float | None = None,
+    leave_out: bool = True,
+    residual: bool = False,
+    policy: Policy = "rebase",
+    data: Iterable[Any] | None = None,
+) -> Erasure:
+    """`erase`, of a model that `matching_view` found to be the curvature's: it is not hashed again."""
     started = time.perf_counter()
     scale = check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
-    problem, samples = read_matching(model, curvature, loss_fn, forget)
+    problem, samples = read_matching(view, curvature, loss_fn, forget)
     request = _Request(_at_origin(problem, curvature), curvature, samples)
     if leave_out:
         request.check_memory()

@@ -50,12 +50,12 @@ def read_samples(
 
 
 def read_matching(
-    model: nn.Module, curvature: Curvature, loss_fn: LossLike | None, forget: Iterable[Any] | None
+    view: ModelView, curvature: Curvature, loss_fn: LossLike | None, forget: Iterable[Any] | None
 ) -> tuple[Problem, Samples]:
     """The problem that the curvature is of, and the samples; a named loss need not be given again."""
-    loss, view = matching_loss(curvature, loss_fn), matching_view(model, curvature)
+    loss = matching_loss(curvature, loss_fn)
     samples = read_samples(forget, view.device, curvature, curvature.group)
-    return Problem(model, loss, curvature.layout.names, samples.batches[0]), samples
+    return Problem(view.model, loss, curvature.layout.names, samples.batches[0]), samples
 
 
 def matching_loss(curvature: Curvature, loss_fn: LossLike | None) -> Loss:

@@ -59,7 +59,7 @@ def erase(
         return _repeated(user_data, transaction, request, history, forget, ids)
     check_same_model(transaction, settings)
     curvature = engine.load_state(transaction.folder.state(current), current.details["files"], model)
-    engine.check_request(model, curvature)
+    checked = engine.check_request(model, curvature)
     source, places = user_data.requested(forget, ids)
     if ids is None:
         engine.try_out(model, source)
@@ -69,7 +69,7 @@ def erase(
     received = _received(last, digests)
     standing = Membership.load(transaction.folder.path / SAMPLES).standing(digests, transaction.ledger)
     data = engine.training_data(curvature, lambda: _places_that_stay(transaction, user_data))
-    task = _Task(transaction, engine, settings, request, model, curvature, source, places, digests, standing, data)
+    task = _Task(transaction, engine, settings, request, checked, curvature, source, places, digests, standing, data)
     if dry_run:
         return task.try_out()
     transaction.folder.check_space(files.size_of(transaction.folder.state(current)))
@@ -134,7 +134,7 @@ class _Task:
     engine: Engine
     settings: Settings
     request: str
-    model: Any
+    checked: Any  # the model, as the engine takes it
     curvature: Any
     source: Source
     places: np.ndarray | None
@@ -199,7 +199,7 @@ class _Task:
 
     def _erase(self) -> ErasedModel:
         places = self.standing.fresh if self.places is None else self.places[self.standing.fresh]
-        return self.engine.erase(self.model, self.curvature, self.source, places, self.data)
+        return self.engine.erase(self.checked, self.curvature, self.source, places, self.data)
 
     def _details(self, erased: ErasedModel) -> dict[str, Any]:
         chosen = self.settings.erase

@@ -94,15 +94,15 @@ class Engine(ABC):
     # ------------------------------------------------------------------------------------------- requests
 
     @abstractmethod
-    def check_request(self, model: Any, curvature: Any) -> None:
-        """What can be refused before the samples are looked at."""
+    def check_request(self, model: Any, curvature: Any) -> Any:
+        """What can be refused before the samples are looked at. Returns the model as `erase` takes it."""
 
     def training_data(self, curvature: Any, places: Callable[[], np.ndarray]) -> Any:
         """What of it a request reads; `places`: of the samples that stay."""
         return None
 
     @abstractmethod
-    def erase(self, model: Any, curvature: Any, source: Source, places: np.ndarray, data: Any) -> ErasedModel: ...
+    def erase(self, checked: Any, curvature: Any, source: Source, places: np.ndarray, data: Any) -> ErasedModel: ...
 
     # ------------------------------------------------------------------------------------------- evaluation
 

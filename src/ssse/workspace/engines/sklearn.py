@@ -158,14 +158,15 @@ class SklearnEngine(Engine):
 
     # ------------------------------------------------------------------------------------------- requests
 
-    def check_request(self, model: Any, curvature: Eraser) -> None:
+    def check_request(self, model: Any, curvature: Eraser) -> Any:
         """All is in the settings, and `load` has compared the model."""
+        return model
 
-    def erase(self, model: Any, curvature: Eraser, source: Source, places: np.ndarray, data: Any) -> ErasedModel:
+    def erase(self, checked: Any, curvature: Eraser, source: Source, places: np.ndarray, data: Any) -> ErasedModel:
         x, y = self._samples(self.user_data.batches(source, places))
         curvature.policy = self.settings.erase.policy
         with _quiet():
-            new = curvature.erase(x, self._labels(model, y))
+            new = curvature.erase(x, self._labels(checked, y))
         outcome = curvature.outcome_
         assert outcome is not None
         details = {

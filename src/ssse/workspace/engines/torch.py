@@ -17,8 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ssse.curvature.choices import Choice, StructureName, named_choice
 from ssse.curvature.curvature import Curvature
 from ssse.curvature.planning import Plan
-from ssse.erasure.erase import erase
-from ssse.erasure.request import check_settings
+from ssse.erasure.erase import erase_from
+from ssse.erasure.request import check_settings, matching_loss, matching_view
 from ssse.errors import InvalidData, InvalidModel, InvalidSetting, SSSEError
 from ssse.intake.importing import import_object
 from ssse.intake.messages import cause
@@ -168,8 +168,10 @@ class TorchEngine(Engine):
     def load(self, folder: Path, model: nn.Module) -> Curvature:
         return Curvature.load(folder, verify=False, device=self.device)
 
-    def check_request(self, model: nn.Module, curvature: Curvature) -> None:
+    def check_request(self, model: nn.Module, curvature: Curvature) -> ModelView:
         check_settings(curvature, **self._options())
+        matching_loss(curvature, self.loss)
+        return matching_view(model, curvature)
 
     def training_data(self, curvature: Curvature, places: Callable[[], np.ndarray]) -> Any:
         """Only conjugate gradients read it; what earlier requests erased must not come back."""
@@ -183,10 +185,10 @@ class TorchEngine(Engine):
         return self.user_data.batches(self.user_data.train, places())
 
     def erase(
-        self, model: nn.Module, curvature: Curvature, source: Source, places: np.ndarray, data: Any
+        self, checked: ModelView, curvature: Curvature, source: Source, places: np.ndarray, data: Any
     ) -> ErasedModel:
         batches = self.user_data.batches(source, places)
-        erasure = erase(model, curvature, self.loss, batches, **self._options(), data=data)
+        erasure = erase_from(checked, curvature, self.loss, batches, **self._options(), data=data)
         diagnostics, calibrated = erasure.diagnostics, curvature.calibrated
         after = None if curvature.kind.per_batch > 1 else erasure.curvature
         structure = curvature.structure if after is None else after.structure
@@ -200,7 +202,7 @@ class TorchEngine(Engine):
             "scale_source": calibrated.source if self.settings.erase.scale is None and calibrated else None,
             "damping": diagnostics.damping,
             "seeds": {"rows": curvature.kind.seed},
-            "untouched": _untouched(model, curvature),
+            "untouched": _untouched(checked.model, curvature),
         }
         return ErasedModel(erasure.model, after, diagnostics, details)
 
