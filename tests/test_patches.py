@@ -52,4 +52,4 @@ def test_what_must_not_be_called_must_be_looked_up_where_it_is_said():
         with pytest.raises(AssertionError, match="gaps never looks up"):
             patch.setattr(torch.linalg, "cholesky", Forbidden("solved", by="ssse.metrics.gaps"))
         with pytest.raises(AssertionError, match="scan never looks up"):
-            patch.setattr("ssse.erasure.erase.erase", Forbidden("erased", by="ssse.calibration.scan"))
+            patch.setattr("ssse.erasure.erase.erase", Forbidden("erased", by="ssse.evaluation.scan"))
