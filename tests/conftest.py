@@ -3,6 +3,7 @@
 Whoever sets OMP_NUM_THREADS outside has it as wanted, to see that nothing depends on the number of threads.
 """
 
+import functools
 import os
 from collections.abc import Iterator
 
@@ -12,10 +13,14 @@ for library in ("OPENBLAS", "MKL"):
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+import typer.testing  # noqa: E402
 
 import tests.support.sizes  # noqa: E402, F401  # Hypothesis' profile, before any test is imported
 from tests.support.patches import CheckedMonkeyPatch  # noqa: E402
 
+# Typer builds its commands anew at every call in a test, which takes longer than most of them do.
+if build := getattr(typer.testing, "_get_command", None):
+    typer.testing._get_command = functools.cache(build)  # type: ignore[attr-defined]
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 

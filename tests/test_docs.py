@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -69,8 +68,6 @@ def test_the_readmes_table_is_the_demos(tmp_path):
     assert "Refused: Its only sample was never in the training data" in "\n".join(printed)
     page = (tmp_path / "out" / "demo" / "ws" / "report.html").read_text()
     assert page.count("<svg") >= 3
-    again = run("-m", "ssse", "demo", "--json", folder=tmp_path)  # in the folder that it made itself
-    assert json.loads(again) == {"page": "out/demo/ws/report.html"}
 
 
 def test_the_demo_leaves_a_folder_of_somebody_elses_alone(tmp_path, monkeypatch):

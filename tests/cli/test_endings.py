@@ -239,7 +239,7 @@ def test_a_request_that_could_not_be_finished_waits(made, monkeypatch, error, co
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch_engine, "erase", fail)
+        patch.setattr(torch_engine, "erase_from", fail)
         text, complaint = call("erase", made.path, "--request", "a", "--ids", "s1,s2", "--json", code=code)
     assert complaint.startswith(says)
     assert complaint.count("\n") == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from ssse.paper.data.extract import save_features
 from ssse.paper.reproduce import redraw
 from ssse.paper.result import Result
 from ssse.paper.settings import Settings
+from tests.support.sizes import FULL
 
 pytestmark = pytest.mark.long
 
@@ -31,6 +34,17 @@ KEPT = sorted(path.parent.name for path in RESULTS.glob("*/results.json"))
 def plain(value: Any) -> Any:
     """As it comes back from JSON."""
     return json.loads(json.dumps(value))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fewer_requests() -> Iterator[None]:
+    """In the small size of the tests: fewer classes and rates, every method and every page."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not FULL:
+            patch.setattr(awa2, "CLASSES", 2)
+            patch.setattr(celeba, "RATES", celeba.RATES[1::2])
+            patch.setattr(cifar10, "SMALL", replace(cifar10.SMALL, classes=1, scanned=200))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -321,7 +321,7 @@ def test_the_demo_leaves_what_a_user_made_beside_it(tmp_path, monkeypatch):
     Path("out/demo/mine").mkdir()
     Path("out/demo/mine/work.txt").write_text("mine")
     digest = digest_file(Path("out/demo/train.npz"))
-    call("demo", "--quiet")
+    assert call_json("demo") == {"page": "out/demo/ws/report.html"}  # in the folder that it made itself
     assert Path("out/demo/mine/work.txt").read_text() == "mine"
     assert digest_file(Path("out/demo/train.npz")) == digest
 
