@@ -6,6 +6,7 @@ Whoever sets OMP_NUM_THREADS outside has it as wanted, to see that nothing depen
 import functools
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 for library in ("OPENBLAS", "MKL"):
@@ -15,7 +16,8 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 import typer.testing  # noqa: E402
 
-import tests.support.sizes  # noqa: E402, F401  # Hypothesis' profile, before any test is imported
+with suppress(ImportError):  # the tests of test_gpu.py also run where there is no Hypothesis
+    import tests.support.sizes  # noqa: F401  # its profile, before any test is imported
 from tests.support.patches import CheckedMonkeyPatch  # noqa: E402
 
 # Typer builds its commands anew at every call in a test, which takes longer than most of them do.

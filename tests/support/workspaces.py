@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import skops.io
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
@@ -107,6 +106,8 @@ def make_estimator(home: Path, *, fit: bool = True, n: int = 40, p: int = 4, c: 
     """The same of a scikit-learn model in model.skops."""
     x, y = files(home, n, p, c)
     model = LogisticRegression(C=1.0, tol=1e-10, max_iter=1000).fit(x.numpy(), y.numpy())
+    import skops.io  # here, for the tests on a GPU also run where there is none
+
     skops.io.dump(model, home / "model.skops")
     named = {name.replace("__", "."): value for name, value in options.items()}
     settings = {"data.train": "../train.npz", "data.test": "../test.npz", **named}
