@@ -34,6 +34,7 @@ def test_a_curvature_takes_the_same_step(name):
     erasure = ssse.erase(model.eval(), curvature, "cross_entropy", [(x[FORGET], y[FORGET])], data=data)
     torch.testing.assert_close(erasure.step, stored["step"], rtol=1e-9, atol=1e-12)
     assert erasure.curvature.n == 10
+    assert curvature.partial == (name == "head")
 
 
 def test_an_eraser_takes_the_same_step():

@@ -42,7 +42,7 @@ class ModelMismatch(SSSEError, ValueError):
 
 
 class BrokenArtefact(SSSEError, OSError):
-    """A stored curvature is incomplete, altered, or of a newer format."""
+    """Something that ssse stored is incomplete, altered, or of another format."""
 
 
 class Refused(SSSEError):

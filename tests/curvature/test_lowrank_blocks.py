@@ -259,7 +259,7 @@ def test_the_plan_counts_a_kernel_per_block_and_the_rows_once():
     assert "empirical rows, lowrank, 4 blocks, float64" in str(four)
     assert "lowrank, float64" in str(one)
     found = fit(sample, structure="lowrank", rows="empirical", blocks=13)
-    assert any("lowrank, 4 blocks" in note for note in found.notes)
+    assert "lowrank, 4 blocks" in found.chosen
     stored = [t for name, t in found.structure.state().items() if not name.endswith(("digests", "pivots"))]
     assert sum(t.numel() * t.element_size() for t in stored) == four.stored_bytes
 

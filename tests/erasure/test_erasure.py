@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import ssse
 from ssse.errors import InvalidData, InvalidSetting
+from ssse.problem.fingerprint import Fingerprint
+from ssse.problem.view import ModelView
 from tests.support import dense, problems
 
 DAMPING, DECAY = 1e-2, 3e-2
@@ -409,3 +411,28 @@ def test_a_head_whose_features_were_trained_too_is_not_vouched_for():
         parameter.requires_grad_(name.startswith("2."))  # frozen: trained elsewhere, on other data
     frozen = ssse.erase(sample.model, fit(sample, damping=DECAY), sample.loss, forget).diagnostics
     assert "Only a part" not in " ".join(frozen.reasons)
+
+
+@pytest.mark.parametrize("policy", ["rebase", "joint"])
+@pytest.mark.parametrize("make", [problems.tied, problems.conv], ids=["tied", "buffers"])
+def test_a_second_request_finds_the_model_that_the_first_one_made(make, policy):
+    """Of tied weights a second name is in the state of the model, outside θ, and moves with it."""
+    sample, how = make(), {"policy": policy, "scale": 1e-3}  # a short step: of a longer one the rows would move too far
+    first = ssse.erase(sample.model, fit(sample, blocks="auto"), sample.loss, sample.part(slice(0, 2)), **how)
+    assert first.curvature.fingerprint == Fingerprint.of(ModelView(first.model))
+    second = ssse.erase(first.model, first.curvature, sample.loss, sample.part(slice(2, 4)), **how)
+    assert second.diagnostics.erased == 2
+
+
+def test_a_named_loss_need_not_be_given_again():
+    sample = problems.linear("cross_entropy")
+    curvature, forget = fit(sample), sample.part(slice(0, 2))
+    assert torch.equal(
+        ssse.erase(sample.model, curvature, forget=forget).step,
+        ssse.erase(sample.model, curvature, sample.loss, forget).step,
+    )
+    own = ssse.Curvature.fit(sample.model, lambda z, y: torch.logsumexp(z, 1).sum(), sample.data, damping=0.1)
+    with pytest.raises(InvalidSetting, match=r"a loss of your own.*pass it as loss_fn"):
+        ssse.erase(sample.model, own, forget=forget)
+    with pytest.raises(InvalidSetting, match="Pass the samples to forget: forget="):
+        ssse.erase(sample.model, curvature)

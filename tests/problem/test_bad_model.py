@@ -52,6 +52,26 @@ class Warmer(nn.Linear):
         return super().forward(input) * (2.0 if self.training else 1.0)
 
 
+class Counting(nn.Linear):
+    """The same outputs, and something is different afterwards."""
+
+    def __init__(self, *shape: int):
+        super().__init__(*shape)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 1
+        return super().forward(input)
+
+
+class Seldom(nn.Linear):
+    """Other outputs once in many times."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * (2.0 if self.training and float(torch.rand(())) < 1e-6 else 1.0)
+
+
 class Pick(nn.Module):
     def forward(self, pair: tuple[Tensor, Any]) -> Tensor:
         return pair[0]
@@ -77,6 +97,18 @@ def with_value(value: float) -> nn.Module:
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "training": (lambda: Warmer(5, 3).double(), r"The model \(Warmer\) is in training mode .*other outputs.*eval\(\)"),
+    "counting": (
+        lambda: Counting(5, 3).double(),
+        r"\(Counting\) is in training mode and changes its buffers",
+    ),
+    "seldom random": (
+        lambda: Seldom(5, 3).double(),
+        r"\(Seldom\) is in training mode and draws random numbers",
+    ),
+    "instance norm": (
+        lambda: nn.Sequential(nn.Linear(5, 3), nn.InstanceNorm1d(3, track_running_stats=True)).double(),
+        "InstanceNorm1d '1' is in training mode, where it uses a sample's own statistics",
+    ),
     "recurrent": (
         lambda: nn.Sequential(nn.LSTM(5, 3, num_layers=2, dropout=0.1), Pick()).double(),
         "LSTM '0' is in training mode and drops at random",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import ssse
 from ssse.errors import InvalidData
@@ -211,3 +212,22 @@ def test_data_sets_with_nan_that_stays_the_same_are_repeatable():
     check_repeatable(loader)
     with pytest.raises(InvalidData, match="x: sample 0 of a batch of 7 holds NaN"):
         fit(sample, data=loader)
+
+
+class OneShot(IterableDataset):
+    """Samples that come once: from a queue, a socket, a generator."""
+
+    def __init__(self, sample: problems.Sample):
+        self.samples = iter(zip(sample.x, sample.y, strict=True))
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.samples
+
+
+def test_samples_that_come_once_are_all_counted():
+    sample = problems.linear("cross_entropy", n=30)
+    loader = DataLoader(OneShot(sample), batch_size=10)
+    assert ssse.metrics.objective(sample.model, sample.loss, loader).count == 30
+    direction = torch.zeros(sum(p.numel() for p in sample.model.parameters()), dtype=torch.float64)
+    splits = {"forgotten": DataLoader(OneShot(sample), batch_size=10)}
+    assert ssse.scan(sample.model, direction, sample.loss, splits, scales=1.0).counts == {"forgotten": 30}

@@ -89,7 +89,9 @@ def test_old_details_have_todays_names(home):
     assert not {"epsilon", "gradient"} & {*fitted, *erased}
     assert entries["erased"].hash == entries["erased"].expected_hash()
     lines = {line["what"]: line["status"] for line in what_remains(erased, created)}
-    assert lines["curvature now"].startswith("holds what its structure needs of the samples that stay")
+    assert lines["curvature now"].startswith(
+        "holds sums over the samples, from which the forgotten ones were subtracted"
+    )
 
 
 def test_todays_details_are_read_as_they_are(tmp_path):

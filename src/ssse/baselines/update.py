@@ -17,7 +17,7 @@ from ssse.erasure.request import matching_view, read_matching, read_samples
 from ssse.erasure.retained import retained_batches
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.batches import Batch
-from ssse.problem.losses import LossLike
+from ssse.problem.losses import LossLike, as_loss
 from ssse.problem.problem import Problem
 from ssse.problem.training_mode import refuse_training_mode
 from ssse.problem.view import ModelView, ParameterChoice
@@ -100,6 +100,7 @@ def read_request(
     """
     started = time.perf_counter()
     if curvature is None:
+        as_loss(loss_fn)  # an unknown one is refused before the samples are read
         refuse_training_mode(model)
         samples = read_samples(forget, ModelView(model, parameters).device, None, GROUP)
         problem = Problem(model, loss_fn, parameters, samples.batches[0])

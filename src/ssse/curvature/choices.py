@@ -1,6 +1,6 @@
 """What `structure=` takes: each choice knows its options, its cost, and how it is built.
 
-This is the list of structures. A new one is a file with its `Structure` and `Builder`, and a class here.
+This is the list of structures: `CHOICES` are those to ask for, `STORED` those that are found on disk.
 """
 
 from __future__ import annotations
@@ -83,6 +83,11 @@ class Choice(ABC):
     takes_blocks: ClassVar[bool] = False
     needs_count: ClassVar[bool] = False
 
+    @property
+    def knows_samples(self) -> bool:
+        """Whether rows are held by a digest of their sample."""
+        return False
+
     @abstractmethod
     def cost(self, extent: Extent) -> Cost: ...
 
@@ -121,6 +126,10 @@ class LowRank(Choice):
     kind = "lowrank"
     takes_blocks = True
     needs_count = True
+
+    @property
+    def knows_samples(self) -> bool:
+        return self.rank is None
 
     def __post_init__(self) -> None:
         if self.rank is not None and self.rank < 1:

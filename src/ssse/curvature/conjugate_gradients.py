@@ -69,7 +69,7 @@ def conjugate_gradients(
         curvature = inner(p, image)
         if observe is not None:
             observe(p, float(curvature))
-        if bool(((curvature <= 0) & (rz > 0)).any()):
+        if bool((curvature <= 0 if curvature.dim() == 0 else curvature < 0).any()):
             indefinite = True
             break
         step = _ratio(rz, curvature)
@@ -95,5 +95,5 @@ def _add(x: Tensor, p: Tensor, factor: Tensor) -> Tensor:
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """Of a system that is solved already both are zero."""
-    return a / b.clamp_min(torch.finfo(b.dtype).tiny)
+    """Of a system that is solved already, among several, both are zero."""
+    return torch.where(b > 0, a / b, 0.0)

@@ -21,7 +21,6 @@ from ssse.problem.parameters import BlockChoice, Layout, LinearShape
 from ssse.problem.problem import Problem
 from ssse.problem.view import ParameterChoice
 from ssse.rows.kinds import RowChoice, RowKind
-from ssse.system.digests import digest_tensors
 from ssse.system.environment import now
 from ssse.system.store import CURVATURE, read_folder, reading_entries, write_folder
 
@@ -56,7 +55,7 @@ class Curvature:
     Attributes:
         n: training samples it stands for now (those erased are no longer counted).
         damping: λ. weight_decay: w. gradient: ∇L(θ*) with the weight decay, None where it is no longer
-        known. notes: what was chosen, and why.
+        known. chosen, reason: the plan of the fit, and why that one. notes: what else one should know.
         scale: ε as `ssse.calibrate` chose it, None before. calibrated: from what evidence, and for which update.
     """
 
@@ -71,6 +70,8 @@ class Curvature:
     weight_decay: float
     mean_loss: float | None
     gradient: Tensor | None
+    chosen: str = ""
+    reason: str = ""
     notes: tuple[str, ...] = ()
     joint: JointState | None = None
     calibrated: Calibrated | None = None
@@ -134,10 +135,7 @@ class Curvature:
     @classmethod
     def _from_fit(cls, problem: Problem, fitted: Fitted, weight_decay: float) -> Curvature:
         gradient = fitted.gradient / fitted.count + weight_decay * problem.theta()
-        notes = [f"Chosen: {fitted.plan}.", f"Why: {fitted.plan.reason}."]
         partial = set(problem.layout.names) != {n for n, p in problem.model.named_parameters() if p.requires_grad}
-        if partial:
-            notes.append(part_note(problem.layout))
         return cls(
             structure=fitted.structure,
             kind=fitted.plan.kind,
@@ -150,7 +148,9 @@ class Curvature:
             weight_decay=weight_decay,
             mean_loss=fitted.loss / fitted.count,
             gradient=gradient,
-            notes=tuple(notes),
+            chosen=str(fitted.plan),
+            reason=fitted.plan.reason,
+            notes=(part_note(problem.layout),) if partial else (),
             partial=partial,
             group=fitted.plan.group,
         )
@@ -233,6 +233,8 @@ class Curvature:
             "partial": self.partial,
             "doubted": self.doubted,
             "group": self.group,
+            "chosen": self.chosen,
+            "reason": self.reason,
             "notes": list(self.notes),
         }
 
@@ -258,10 +260,12 @@ class Curvature:
             weight_decay=manifest["weight_decay"],
             mean_loss=manifest["mean_loss"],
             gradient=gradient,
+            chosen=manifest.get("chosen", ""),
+            reason=manifest.get("reason", ""),
             notes=tuple(manifest["notes"]),
             joint=joint,
             calibrated=Calibrated(**manifest["calibrated"]) if manifest.get("calibrated") else None,
-            partial=manifest.get("partial", model["rest"] != digest_tensors({})),  # before 0.2 it was not written down
+            partial=manifest.get("partial", len(manifest["notes"]) > 2),  # 0.1 wrote a third note where it is so
             doubted=manifest.get("doubted", False),
             group=manifest["group"],
             created=manifest["created"],

@@ -118,7 +118,7 @@ def fit_structure(prepared: Prepared, data: Iterable[Any], damping: float, progr
     problem, plan = prepared.problem, prepared.plan
     batches = track(regroup(prepared.batches, plan.group), prepared.total, "curvature", progress)
     # Rows that are kept are found again by their sample; the salt ties those digests to this model.
-    salt = bytes.fromhex(Fingerprint.of(problem).theta)[:16] if plan.structure.kind == "lowrank" else b""
+    salt = bytes.fromhex(Fingerprint.of(problem).theta)[:16] if plan.structure.knows_samples else b""
     ground = Ground(
         problem.layout, problem.linear, plan.blocks, plan.dtype, problem.device, prepared.total, damping, salt,
         prepared.budget,

@@ -82,7 +82,6 @@ class LowRankStructure(Structure):
     """
 
     kind = "lowrank"
-    knows_samples = True
     holds = "one row for every training sample; for a linear model the rows are the samples' inputs themselves"
     holds_after_erasure = (
         "the rows of every sample that stays; those of the forgotten samples were taken out. The old model's outputs "

@@ -133,7 +133,7 @@ def _check_wanted(wanted: Wanted, n: int | None, dtype: torch.dtype) -> None:
     structure = wanted.structure
     if structure is not None and wanted.blocks != "auto" and not structure.takes_blocks:
         raise InvalidSetting(
-            f"blocks belong to structure='dense' and structure='lowrank'; structure='{structure.kind}' has none."
+            f"blocks belong to structure='dense', 'lowrank' and 'recurrence'; structure='{structure.kind}' has none."
         )
     if isinstance(structure, LowRank) and structure.rank is not None and wanted.blocks not in ("auto", "one"):
         raise InvalidSetting(

@@ -46,13 +46,12 @@ class Structure(ABC):
 
     Attributes:
         kind: its name in files. blocks: what M is cut into, where it is; nothing between them is held.
-        reads_data: whether erasing needs the training data. knows_samples: whether rows are held by their sample, so
-        that one that was never there is noticed. complete: whether all of the curvature inside the blocks is held.
+        reads_data: whether erasing needs the training data. complete: whether all of the curvature inside the blocks is
+            held.
     """
 
     kind: ClassVar[str]
     reads_data: ClassVar[bool] = False
-    knows_samples: ClassVar[bool] = False
     complete: ClassVar[bool] = True
     blocks: tuple[Block, ...] = ()
     ridge: float

@@ -23,6 +23,7 @@ from ssse.erasure.policy import Policy
 from ssse.erasure.request import Samples, check_settings, matching_view, read_matching
 from ssse.errors import DoesNotFit, InvalidSetting, Refused
 from ssse.problem.batches import Batch
+from ssse.problem.fingerprint import Fingerprint
 from ssse.problem.losses import LossLike
 from ssse.problem.problem import Problem
 from ssse.problem.sample_digests import digest_samples
@@ -198,11 +199,13 @@ def erase(
         Refused: the step must not be applied; carries the diagnostics. Nothing is changed.
         ModelMismatch: the model is not the one the curvature belongs to.
     """
+    started = time.perf_counter()
     check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
-    return erase_from(
+    erasure = erase_from(
         matching_view(model, curvature), curvature, loss_fn, forget,
         scale=scale, leave_out=leave_out, residual=residual, policy=policy, data=data,
     )  # fmt: skip
+    return replace(erasure, diagnostics=replace(erasure.diagnostics, seconds=time.perf_counter() - started))
 
 
 def erase_from(
@@ -273,7 +276,7 @@ def erase_from(
     )
     reasons = judge(diagnostics) + doubts(diagnostics, curvature) + ([] if solved.converged else [f"{solved.note}."])
     diagnostics = diagnostics.judged(reasons)
-    after = _curvature_after(curvature, problem, erased, samples.count, removed, origin, leave_out, policy)
+    after = _curvature_after(curvature, erased_problem, samples.count, removed, origin, leave_out, policy)
     after = replace(after, doubted=curvature.doubted or bool(reasons))
     request = replace(request, curvature=curvature)
     return Erasure(erased, step, solved.solution, diagnostics, [request], after, erased_problem, origin)
@@ -340,8 +343,7 @@ def _refuse_impossible(diagnostics: Diagnostics, solved: LeftOut, curvature: Cur
 
 def _curvature_after(
     curvature: Curvature,
-    problem: Problem,
-    erased: nn.Module,
+    erased: Problem,
     k: int,
     removed: Tensor,
     origin: Tensor,
@@ -352,7 +354,7 @@ def _curvature_after(
     joint = policy == "joint"
     return replace(
         curvature,
-        fingerprint=curvature.fingerprint.moved(erased),
+        fingerprint=Fingerprint.of(erased),  # the rest too: of tied weights a second name moves with θ
         n=curvature.n - k,
         erased=curvature.erased + k,
         gradient=curvature.gradient if joint else None,

@@ -38,9 +38,8 @@ def logits_of(model: Model, x: Inputs, name: str) -> np.ndarray:
         if parameter is not None:
             x = {k: v.to(parameter.device) for k, v in x.items()} if isinstance(x, dict) else x.to(parameter.device)
         args, kwargs = arguments(x)
-        output = tensor_output(model(*args, **kwargs))
-        refuse_difference(model, x, output)
-        return as_logits(output, name)
+        refuse_difference(model, x)
+        return as_logits(tensor_output(model(*args, **kwargs)), name)
     except Exception as error:  # whatever it is, it is passed on: with the name of the model, one of many perhaps
         _refuse_other_dtype(model, x, name, error)
         error.add_note(f"This came from the model '{name}'.")

@@ -1,4 +1,4 @@
-"""What is kept of every model on every split: two numbers a sample, and all logits on S alone."""
+"""What is kept of every model on every split: three numbers a sample, and all logits on S alone."""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ from ssse.errors import InvalidData, InvalidSetting
 from ssse.evaluation.measure import MeasuredSplit, measure_split
 from ssse.evaluation.outputs import Model, check_model, logits_of
 from ssse.evaluation.splits import HELD_OUT, SPLITS, Splits, check_splits
-from ssse.evaluation.step_path import StepPath
+from ssse.evaluation.step_path import StepPath, check_direction
 from ssse.metrics.attacks import rank_auc, threshold_attack
 from ssse.metrics.confusion import confusion_ratio, confusions
 from ssse.metrics.distance import same_parameters
 from ssse.metrics.scores import as_logits, check_alike
 from ssse.metrics.similarity import attribute_auc, share, similarity_of
 from ssse.problem.batches import Batch, check_repeatable, peek
-from ssse.problem.losses import Loss, LossLike
+from ssse.problem.losses import Loss, LossLike, as_loss
 from ssse.problem.problem import Problem
 from ssse.problem.training_mode import refuse_training_mode
 from ssse.problem.view import ModelView, ParameterChoice
@@ -170,7 +170,8 @@ def scan(
     grid = check_scales(scales)
     if retrained is not None:
         check_model(retrained, RETRAINED)
-    problem, splits = _problem(model, loss_fn, parameters, splits)
+    check_direction(ModelView(model, parameters), direction)
+    problem, splits = _problem(model, as_loss(loss_fn), parameters, splits)
     path = StepPath(problem, direction)
     measured = {split: _measure(path, split, data, grid, retrained, progress) for split, data in splits.items()}
     forgotten = measured.get("forgotten")

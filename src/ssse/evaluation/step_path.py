@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ssse.errors import InvalidSetting
 from ssse.problem.batches import Batch, Inputs
 from ssse.problem.problem import Problem
-from ssse.problem.view import arguments, flat_outputs
+from ssse.problem.view import ModelView, arguments, flat_outputs
 
 
 class StepPath:
@@ -25,14 +25,7 @@ class StepPath:
     """
 
     def __init__(self, problem: Problem, direction: Any):
-        direction = _vector(direction)
-        if direction.shape != (problem.layout.dim,):
-            raise InvalidSetting(
-                f"The direction must have shape ({problem.layout.dim},), one number a parameter; got "
-                f"{tuple(direction.shape)}. If it is the step of an erasure, pass parameters=curvature.layout.names."
-            )
-        if not bool(torch.isfinite(direction).all()):
-            raise InvalidSetting("The direction holds NaN or infinity, so that there is no model along it.")
+        direction = check_direction(problem, direction)
         self.problem: Problem = problem
         self.direction: Any = direction.detach().to(problem.device, problem.dtype)
         self.theta: Tensor = problem.theta()
@@ -89,6 +82,19 @@ class StepPath:
             # Without a graph left, the loss is linear in ε.
             second = torch.autograd.grad(first, scale)[0] if first.requires_grad else torch.zeros_like(first)
         return float(first.detach()), float(second)
+
+
+def check_direction(view: ModelView, direction: Any) -> Tensor:
+    """As a tensor: one finite number a parameter."""
+    direction = _vector(direction)
+    if direction.shape != (view.layout.dim,):
+        raise InvalidSetting(
+            f"The direction must have shape ({view.layout.dim},), one number a parameter; got "
+            f"{tuple(direction.shape)}. If it is the step of an erasure, pass parameters=curvature.layout.names."
+        )
+    if not bool(torch.isfinite(direction).all()):
+        raise InvalidSetting("The direction holds NaN or infinity, so that there is no model along it.")
+    return direction
 
 
 def _vector(direction: Any) -> Tensor:

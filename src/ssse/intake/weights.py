@@ -88,7 +88,7 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
 
 
 def without_shared_memory(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, contiguous, and no two in the same memory, which safetensors could not tell without_shared_memory."""
+    """On the CPU, contiguous, and no two in the same memory, which safetensors could not tell apart."""
     seen: set[int] = set()
     separate = {}
     for name, value in weights.items():

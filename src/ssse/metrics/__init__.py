@@ -1,4 +1,4 @@
-"""The measures: the paper's, and those that came after it. All but the last three work on logits of any model."""
+"""The measures: the paper's, and those that came after it. Most work on logits or confidences of any model."""
 
 from ssse.metrics.attacks import Attack, member_rate, reference_attack, threshold_attack
 from ssse.metrics.confusion import confusion_distance, normalized_confusion_distance

@@ -12,7 +12,7 @@ from torch import nn
 from ssse.curvature.fit import Sums
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.batches import check_repeatable, count_samples, peek, read_batch
-from ssse.problem.losses import LossLike
+from ssse.problem.losses import LossLike, as_loss
 from ssse.problem.problem import Problem
 from ssse.problem.training_mode import refuse_training_mode
 from ssse.problem.view import ModelView, ParameterChoice
@@ -46,6 +46,7 @@ def objective(
     if not 0 <= weight_decay < float("inf"):
         raise InvalidSetting(f"weight_decay must be zero or positive, not {weight_decay}.")
     check_repeatable(data)
+    as_loss(loss_fn)  # an unknown one is refused before the samples are read
     refuse_training_mode(model)
     first, data = peek(data, ModelView(model, parameters).device)
     if first is None:

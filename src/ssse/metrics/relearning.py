@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ssse.errors import InvalidData, InvalidModel, InvalidSetting
 from ssse.metrics.scores import Flagged
 from ssse.problem.batches import Batch, join_batches, read_batch, regroup, shuffled
-from ssse.problem.losses import LossLike
+from ssse.problem.losses import LossLike, as_loss
 from ssse.problem.problem import Problem
 from ssse.problem.view import ModelView
 
@@ -67,6 +67,7 @@ def relearn_time(
         seed: the order of mini-batches.
     """
     _check(target, learning_rate, max_steps, batch_size)
+    as_loss(loss_fn)  # an unknown one is refused before the samples are read
     calm = copy.deepcopy(model).eval()
     parts = list(regroup((read_batch(batch, ModelView(calm).device) for batch in forget), PASS))
     if not parts:

@@ -123,7 +123,7 @@ class _Part:
         solved = conjugate_gradients(
             product,
             right,
-            tolerance=target / float(right.norm()),
+            tolerance=target / max(float(right.norm()), torch.finfo(right.dtype).tiny),
             max_iterations=200,
             precondition=lambda r: r / scale,
             inner=self._inner,

@@ -1,4 +1,4 @@
-"""Run an experiment and write its page, or draw a finished one again: the last part of the line, right of the report.
+"""Run an experiment and write its page, or draw a finished one again.
 
 Importing this does not import torch, so that the command line is there at once.
 """

@@ -105,15 +105,30 @@ def regroup(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
         yield join_batches(held)
 
 
+class Peeked:
+    """Data of which the first batches were read already: they come first, and nothing is read twice."""
+
+    def __init__(self, data: Any, seen: list[Any], rest: Iterator[Any]):
+        self._data, self._batches = data, itertools.chain(seen, rest)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches
+
+    def __getattr__(self, name: str) -> Any:
+        """Its sampler and data set, for those who count samples."""
+        return getattr(self._data, name)
+
+
 def peek(data: Iterable[Any], device: torch.device | None) -> tuple[Batch | None, Iterable[Any]]:
-    """The first batch that is not empty, None where there is none; and the data, that batch still in it."""
-    stream, seen = iter(data), []
+    """The first batch that is not empty, None where there is none; and the data, to be read once, that batch in it."""
+    stream, seen, first = iter(data), [], None
     for raw in stream:
         seen.append(raw)
         batch = read_batch(raw, device)
         if len(batch[1]):
-            return batch, itertools.chain(seen, stream) if stream is data else data
-    return None, seen if stream is data else data
+            first = batch
+            break
+    return first, data if isinstance(data, (list, tuple)) else Peeked(data, seen, stream)
 
 
 def count_samples(data: Any) -> int | None:

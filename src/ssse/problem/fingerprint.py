@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ssse.errors import ModelMismatch
 from ssse.problem.view import ModelView
@@ -33,11 +33,6 @@ class Fingerprint:
             digest_tensors(parameters),
             digest_tensors(rest),
         )
-
-    def moved(self, model: nn.Module) -> Fingerprint:
-        """Of the same model with other values of θ; the rest is not read again."""
-        named = dict(model.named_parameters())
-        return replace(self, theta=digest_tensors({name: named[name].detach() for name in self.names}))
 
     def check(self, view: ModelView) -> None:
         """Raise ModelMismatch, naming the first thing that differs."""

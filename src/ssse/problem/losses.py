@@ -12,6 +12,7 @@ The named losses are negative log-likelihoods of one sample: summed over outputs
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -48,10 +49,6 @@ class Loss(ABC):
     @abstractmethod
     def sampled(self, z: Tensor, uniform: Tensor) -> Tensor:
         """∂ℓ/∂z at labels drawn from the model with the given uniform numbers, shape (n, c)."""
-
-    def factor_rows(self, outputs: int) -> int:
-        """r, the number of expected rows of one sample."""
-        return outputs
 
 
 class CrossEntropy(Loss):
@@ -221,6 +218,16 @@ def as_loss(loss: LossLike | Loss) -> Loss:
     if callable(loss):
         return CustomLoss(loss)
     raise InvalidSetting(f"The loss must be a name or a function of (model(x), y), not {type(loss).__name__}.")
+
+
+def total_loss(loss: Loss, z: Tensor, y: Tensor) -> float:
+    """Σ ℓ over a batch, whose outputs and losses must be finite."""
+    if not bool(torch.isfinite(z).all()):
+        raise InvalidData("The model's output is NaN or infinite on a sample; check the inputs' scale.")
+    total = float(loss.values(z, y).sum(dtype=torch.float64))
+    if not math.isfinite(total):
+        raise InvalidData(f"The loss {loss.name} is NaN or infinite on a sample.")
+    return total
 
 
 def _is_plain_cross_entropy(loss: object) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from ssse.errors import InvalidData, InvalidModel, InvalidSetting
 from ssse.problem.batches import Batch, Inputs, slice_batch
-from ssse.problem.losses import CustomLoss, Loss, LossLike, as_loss
+from ssse.problem.losses import CustomLoss, Loss, LossLike, as_loss, total_loss
 from ssse.problem.parameters import LinearShape
 from ssse.problem.training_mode import refuse_difference, refuse_training_mode, repeatable
 from ssse.problem.view import ModelView, ParameterChoice, flat_outputs
@@ -64,12 +63,7 @@ class Problem(ModelView):
 
     def total_loss(self, z: Tensor, y: Tensor) -> float:
         """Σ ℓ over a batch, whose outputs and losses must be finite."""
-        if not bool(torch.isfinite(z).all()):
-            raise InvalidData("The model's output is NaN or infinite on a sample; check the inputs' scale.")
-        total = float(self.loss.values(z, y).sum(dtype=torch.float64))
-        if not math.isfinite(total):
-            raise InvalidData(f"The loss {self.loss.name} is NaN or infinite on a sample.")
-        return total
+        return total_loss(self.loss, z, y)
 
     def check_labels(self, y: Tensor) -> None:
         self.loss.check(y, torch.Size((len(y), self.outputs)))
@@ -84,6 +78,7 @@ class Problem(ModelView):
                     f"The inputs are {value.dtype} and the parameters {self.dtype}; cast one of them, "
                     f"for instance x.to({self.dtype})."
                 )
+        refuse_difference(self.model, x)
         with torch.no_grad():
             raw = self.outputs_of(x)
         if raw.dim() == 0 or len(raw) != len(y):
@@ -108,7 +103,6 @@ class Problem(ModelView):
                 "The model returned different outputs for the same batch twice; one sample's gradient is then not "
                 "defined. Look for random layers or noise in forward()."
             )
-        refuse_difference(self.model, x, raw)
         alone, _ = self.forward(slice_batch(x, slice(0, 1)))
         if float((alone - z[:1]).abs().max()) > tolerance * scale:
             raise InvalidModel(

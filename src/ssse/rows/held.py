@@ -7,7 +7,7 @@ model); its rows are VJ. Ways to hold the rows R of a batch, one interface:
     LinearRows     z = Wx + b, so a row is v ⊗ (x, 1): kept as x and v, the n×d rows never formed
     StackedRows    many of these, one below the other
     SlabRows       some columns of these, without a copy
-    NetworkRows    (jacobian.py) products with R and Rᵀ by automatic differentiation
+    NetworkRows    (autodiff.py) products with R and Rᵀ by automatic differentiation
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ KINDS: tuple[str, ...] = get_args(RowName)
 
 @dataclass(frozen=True)
 class RowKind:
-    """`rows=` of the design.
+    """`rows=` of `Curvature.fit`, read and checked.
 
     Attributes:
         name: empirical (true label), expected (all labels, weighted by the model), sampled (one label
@@ -47,7 +47,8 @@ class RowKind:
             raise InvalidSetting("rows_per_batch must be 1 or more, and above 1 only with rows='empirical'.")
 
     def rows_per_sample(self, loss: Loss, outputs: int) -> int:
-        return loss.factor_rows(outputs) if self.name == "expected" else 1
+        """r; of expected rows one for each output."""
+        return outputs if self.name == "expected" else 1
 
     def cores(self, loss: Loss, z: Tensor, y: Tensor, x: Inputs) -> Tensor:
         """Output-space vectors, shape (n, r, c)."""

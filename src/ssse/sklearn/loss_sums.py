@@ -1,4 +1,4 @@
-"""TrainingSums of a loss's slopes and curvatures over samples that lie in groups, and the labels they are taken of."""
+"""Sums of a loss's slopes and curvatures over samples that lie in groups, and the labels they are taken of."""
 
 from __future__ import annotations
 

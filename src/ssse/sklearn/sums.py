@@ -16,7 +16,6 @@ from ssse.sklearn.coordinates import Coordinates
 from ssse.sklearn.quadratic import Quadratic
 from ssse.system.memory import human_bytes, memory_budget
 
-HELPS = 0.9  # of the gradient left after a step of refining; above, only rounding is left
 CHUNK = 1 << 22  # numbers of X̃ that are made dense at a time
 
 Advance = Callable[[int], None]

@@ -1,1 +1,1 @@
-"""One file a command: create, fit, calibrate, erase, evaluate, verify, report."""
+"""One file a command: create, fit, calibrate, erase, evaluate, report, log, verify; `checks` are shared."""

@@ -25,10 +25,10 @@ from ssse.intake.messages import cause
 from ssse.intake.models import build_model, load_weights, read_weights, weights_of, write_weights
 from ssse.intake.sources import Batches, Source
 from ssse.problem.batches import read_batch
-from ssse.problem.losses import LossLike, as_loss
+from ssse.problem.losses import LossLike, as_loss, total_loss
 from ssse.problem.problem import Problem
 from ssse.problem.training_mode import refuse_training_mode
-from ssse.problem.view import ModelView
+from ssse.problem.view import ModelView, flat_outputs
 from ssse.workspace.engines.engine import Engine, ErasedModel, Say
 from ssse.workspace.record.folder import WEIGHTS
 from ssse.workspace.settings import Fit, Settings
@@ -90,7 +90,7 @@ class TorchEngine(Engine):
                 f"The model cannot be run on '{source.name}', whose inputs have the shape {shapes}: {cause(error)}."
             ) from error
         try:
-            Problem(model, self.loss, "all", (x, y))
+            total_loss(as_loss(self.loss), flat_outputs(z), y)
         except SSSEError:
             raise
         except Exception as error:
@@ -126,6 +126,7 @@ class TorchEngine(Engine):
         }
 
     def check_fit(self) -> None:
+        _structure(self.settings.fit)  # an option of another structure is refused before the data is read
         if not (self.settings.fit.damping or self.settings.fit.weight_decay):
             raise InvalidSetting(
                 "Without weight decay the curvature needs a damping λ, or it is singular. Set the weight_decay that "
@@ -136,14 +137,10 @@ class TorchEngine(Engine):
         self, model: nn.Module, data: Batches, room: Callable[[int], None], say: Say
     ) -> tuple[Curvature, dict[str, Any]]:
         chosen, started = self.settings.fit, 0.0
-        plan: dict[str, str] = {}
-        said: list[str] = []
 
         def announce(planned: Plan) -> None:
-            nonlocal started, plan, said
-            plan = {"chosen": str(planned), "why": planned.reason}
-            said = [f"Chosen: {planned}.", f"Why: {planned.reason}."]
-            say(" ".join(said))
+            nonlocal started
+            say(f"Chosen: {planned}. Why: {planned.reason}.")
             room(planned.stored_bytes)
             started = time.perf_counter()
 
@@ -160,8 +157,8 @@ class TorchEngine(Engine):
             "n": curvature.n,
             "mean_loss": curvature.mean_loss,
             "gradient_norm": None if curvature.gradient is None else float(curvature.gradient.norm()),
-            "plan": plan,
-            "notes": [note for note in curvature.notes if note not in said],
+            "plan": {"chosen": curvature.chosen, "why": curvature.reason},
+            "notes": list(curvature.notes),
             "seconds": time.perf_counter() - started,
         }
 

@@ -9,9 +9,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-ENGINES = ("torch", "sklearn")
 RENAMED = {"epsilon": "distance_bound", "gradient": "gradient_bound"}  # in entries without the field "engine"
-HELD = "what its structure needs of the samples that stay; the version of ssse that erased them did not write down more"
+# What structures held in version 0.1, whose entries name the structure alone: when fitted; after an erasure; whether a
+# remainder stays in a rebased stream.
+SUMS = "sums over the samples, from which the forgotten ones were subtracted"
+ROWS = "the rows of every sample that stays. The old model's outputs on them can still be read off it"
+HELD: dict[str, tuple[str, str, bool]] = {
+    "dense": ("sums over all training samples", SUMS, True),
+    "diagonal": ("one number for each weight, a sum over all training samples", SUMS, True),
+    "recurrence": ("a sum over all training samples", SUMS, True),
+    "lowrank": (
+        "one row for every training sample; for a linear model the rows are the samples' inputs themselves",
+        ROWS,
+        False,
+    ),
+    "truncated": (
+        "the strongest directions of the samples' rows, and the curvature in them",
+        "the leading directions of all samples; the forgotten ones were subtracted inside them",
+        True,
+    ),
+    "matrix_free": (
+        "nothing but a rough summary; every request reads the training data again",
+        "a preconditioner at most, from which the forgotten samples were subtracted",
+        False,
+    ),
+}
 
 
 def read_details(kind: str, details: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -20,8 +42,11 @@ def read_details(kind: str, details: Mapping[str, Any]) -> Mapping[str, Any]:
         return details
     now = {RENAMED.get(name, name): value for name, value in details.items()}
     now["engine"] = "sklearn" if _was_of_sklearn(kind, details) else "torch"
+    at_fit, after, remainder = HELD.get(str(details.get("structure")), HELD["dense"])
+    if kind == "fitted":
+        now["holds"] = at_fit
     if kind == "erased":
-        now |= {"holds": HELD, "keeps_remainder": True}
+        now |= {"holds": after, "keeps_remainder": remainder}
     return now
 
 
