@@ -55,8 +55,8 @@ class Warmer(nn.Linear):
 class Counting(nn.Linear):
     """The same outputs, and something is different afterwards."""
 
-    def __init__(self, *shape: int):
-        super().__init__(*shape)
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__(inputs, outputs)
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, input: Tensor) -> Tensor:
