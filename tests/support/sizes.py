@@ -24,7 +24,7 @@ def sized(small: T, full: T) -> T:
     return full if FULL else small
 
 
-# Always the same examples in small, others every time in full; no deadline, for machines are slow at times.
+# Always the same examples in small, others every time in full; no deadline: machines are slow at times.
 settings.register_profile(
     "ssse",
     deadline=None,

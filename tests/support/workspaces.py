@@ -113,7 +113,7 @@ def make_estimator(home: Path, *, fit: bool = True, n: int = 40, p: int = 4, c: 
     """The same of a scikit-learn model in model.skops."""
     x, y = files(home, n, p, c)
     model = LogisticRegression(C=1.0, tol=1e-10, max_iter=1000).fit(x.numpy(), y.numpy())
-    import skops.io  # here, for the tests on a GPU also run where there is none
+    import skops.io  # here: the tests on a GPU also run where there is none
 
     skops.io.dump(model, home / "model.skops")
     named = {name.replace("__", "."): value for name, value in options.items()}

@@ -122,7 +122,7 @@ def calibrate(
     A whole class wants a larger ε than a part of one: calibrate on requests like those to come.
 
     Args:
-        model, curvature, loss_fn, forget, leave_out, residual: as in `ssse.erase`.
+        model, curvature, forget, leave_out, residual: as in `ssse.erase`. loss_fn: likewise, and always given.
         method: "auto" takes the first of "retrained", "attack_parity" and "loss_search" whose evidence is there and
             decides; `reason` names those that did not. For a model linear in θ with expected rows "loss_search" comes
             before "attack_parity". A method that you name is the only one tried.

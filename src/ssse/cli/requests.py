@@ -49,7 +49,7 @@ def init(
     data: Annotated[
         str,
         typer.Option(
-            "--data",  # said, for some versions of typer would take the metavar of the same letters for the name
+            "--data",  # named here: some versions of typer take a metavar of the same letters for the name
             metavar="DATA",
             help="Training data: .npz, .safetensors, a folder of .npy, .csv, .parquet, or pkg.module:dataset.",
         ),

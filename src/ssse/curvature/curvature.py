@@ -103,7 +103,7 @@ class Curvature:
         """Compute the curvature of a trained model, once, in one pass over its training data.
 
         Args:
-            model: the trained model, in eval mode. It is not changed.
+            model: the trained model, in eval mode (or doing the same in training mode). It is not changed.
             loss_fn: "cross_entropy", "binary_cross_entropy", "mse", or a function of (model(x), y). The named
                 ones sum over a sample's outputs (torch's own BCE and MSE average: pass those as functions).
             data: batches (x, y) or mappings: a DataLoader, a list, any iterable.
