@@ -416,7 +416,8 @@ print("kept", sum(found), "of", len(found), "in", round(duration, 4))
 def run(script: str, *arguments: object) -> str:
     root = Path(__file__).parents[2]
     paths = [os.environ.get("PYTHONPATH", ""), str(root)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
+    alone = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}  # a forked child has no threads
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **alone}
     command = [sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment, timeout=1800)
     assert done.returncode == 0, done.stderr
@@ -441,6 +442,7 @@ from tests.support.refusals import fit
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
+torch.set_num_threads(1)  # those of the parent are not there in a child that it forks
 size = 7168  # 205 MB in float32
 small = fit(problems.linear("mse", n=4), structure="dense")  # also loads whatever is loaded late
 if os.fork() == 0:
