@@ -54,16 +54,17 @@ def quadratic(
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy", "mse"])
 def test_the_newton_step_has_scale_one(loss):
-    """Exactly where nλ = (n−k)w, for then M₋S = RᵀR + nλI is (n−k)∇²L₋S and the step u = M₋S⁻¹g_S is Newton's.
+    """Exactly where λ = w, for then M₋S is (n−k)∇²L₋S and the step u = M₋S⁻¹g_S is Newton's.
 
-    With λ = w the step has kw too much damping, and ε makes up for that along u: 1/(1 − kw‖u‖²/g·u).
+    With (n−k)λ = nw the step has kw too much damping, and ε makes up for that along u: 1/(1 − kw‖u‖²/g·u).
     """
     half = small(loss)
     n, k, data = 150, 25, half.sample.data
-    exact = half.calibrate(half.curvature.with_damping(DECAY * (n - k) / n), data=data, method="line_search")
+    exact = half.calibrate(data=data, method="line_search")
     assert exact.scale == pytest.approx(1.0, abs=1e-10)
     assert exact.method == "line_search"
-    damped, u = half.calibrate(data=data, method="line_search"), half.erase(half.curvature).direction
+    more = half.curvature.with_damping(DECAY * n / (n - k))
+    damped, u = half.calibrate(more, data=data, method="line_search"), half.erase(more).direction
     theta = dense.theta(half.model)
     g = dense.gradient(half.model, dense.LOSSES[loss], *half.forget[0]) + k * DECAY * theta
     assert damped.scale == pytest.approx(1 / (1 - k * DECAY * float(u @ u / (g @ u))), rel=1e-10)

@@ -110,7 +110,7 @@ def test_leverages_are_those_of_the_worst_block_and_their_sum_is_over_all(case):
     structure = curvature.structure
     assert isinstance(structure, LowRankStructure)
     held = structure.rows.select(torch.arange(count))
-    left = structure.leave_out(held, vector(rows.shape[1]))
+    left = structure.leave_out(held, vector(rows.shape[1]), (n - FORGOTTEN) * DAMPING)
     worst = max(range(len(spectra)), key=lambda i: float(spectra[i][0]))
     assert left.where == structure.blocks[worst].name
     torch.testing.assert_close(left.leverages, spectra[worst], rtol=1e-7, atol=1e-10)

@@ -86,7 +86,7 @@ def erased(
     x, y = forget
     k, start = len(x), theta(model)
     g = gradient(model, LOSSES[loss], x, y) + k * weight_decay * start
-    m = rows_all.T @ rows_all + n * damping * torch.eye(len(start), dtype=start.dtype)
+    m, eye = rows_all.T @ rows_all, torch.eye(len(start), dtype=start.dtype)
     if leave_out:
-        return start + scale * torch.linalg.solve(m - rows_forget.T @ rows_forget, g)
-    return start + scale * n / (n - k) * torch.linalg.solve(m, g)
+        return start + scale * torch.linalg.solve(m - rows_forget.T @ rows_forget + (n - k) * damping * eye, g)
+    return start + scale * n / (n - k) * torch.linalg.solve(m + n * damping * eye, g)

@@ -27,7 +27,7 @@ def diagonal_ssse(
 ) -> Updated:
     """The update of `ssse.erase`, with every off-diagonal entry of the curvature left out.
 
-        θ̂ = θ + ε · g_S / (diag(RᵀR − R_SᵀR_S) + nλ)          leave_out=True
+        θ̂ = θ + ε · g_S / (diag(RᵀR − R_SᵀR_S) + (n−k)λ)      leave_out=True
         θ̂ = θ + ε · n/(n−k) · g_S / (diag(RᵀR) + nλ)           leave_out=False
 
     Args:

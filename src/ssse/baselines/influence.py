@@ -43,12 +43,10 @@ def influence(
     With g_S = Σ_{i∈S} (∇ℓᵢ(θ) + wθ) and ε the scale,
 
         θ̂ = θ + ε · n/(n−k) · (Σ_D ∇²ℓᵢ + nλI)⁻¹ g_S       leave_out=False, Koh & Liang
-        θ̂ = θ + ε · (Σ_{D∖S} ∇²ℓᵢ + nλI)⁻¹ g_S              leave_out=True, Guo et al.'s Newton step
+        θ̂ = θ + ε · (Σ_{D∖S} ∇²ℓᵢ + (n−k)λI)⁻¹ g_S          leave_out=True, Guo et al.'s Newton step
 
-    The damping is nλ in both, as in `ssse.erase`, although n−k samples are left: with a weight decay w
-    the Newton step of the objective over D∖S has λ = w(n−k)/n. A product with the Hessian is one double
-    backward pass over the data. On a model linear in θ the Hessian is the Gauss–Newton matrix, so
-    leave_out=True is `ssse.erase` with rows="expected" in one block.
+    A product with the Hessian is one double backward pass over the data. On a model linear in θ the
+    Hessian is the Gauss–Newton matrix, so leave_out=True is `ssse.erase` with rows="expected" in one block.
 
     Args:
         data: the training data, the forgotten samples among it; read once and held.
@@ -74,7 +72,8 @@ def influence(
     seen = kept if leave_out else [*kept, *request.batches]
     right = forget_gradient(request, decay)
     precision = tolerance or usual_tolerance(problem.dtype)
-    solution, note = _solve(problem, seen, n, strength, right, precision, max_iterations)
+    count = n - request.count if leave_out else n
+    solution, note = _solve(problem, seen, count, strength, right, precision, max_iterations)
     direction = solution if leave_out else n / (n - request.count) * solution
     theta = problem.theta() + scale * direction
     return request.answer(theta, "influence", REFERENCE, direction=direction, notes=(note,))
@@ -102,7 +101,7 @@ def hessian_product(problem: Problem, batches: Sequence[Batch], v: Tensor) -> Te
 def _solve(
     problem: Problem, batches: Sequence[Batch], n: int, damping: float, right: Tensor, tolerance: float, limit: int
 ) -> tuple[Tensor, str]:
-    """A⁻¹ right with A = Σ∇²ℓ + nλI; vectors in float64, products in the model's own precision."""
+    """A⁻¹ right with A = Σ∇²ℓ + nλI over n samples; vectors in float64, products in the model's own precision."""
     steps = 0
 
     def product(p: Tensor) -> Tensor:

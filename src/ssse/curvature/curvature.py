@@ -157,8 +157,17 @@ class Curvature:
 
     @property
     def damping(self) -> float:
-        """λ, such that M = RᵀR + nλI. Erasing keeps nλ, so λ grows by n/(n−k)."""
-        return self.structure.ridge / self.n
+        """λ, such that M = RᵀR + nλI. Erasing keeps it: what remains is damped by (n−k)λ."""
+        return self.structure.ridge / self.samples_held
+
+    @property
+    def samples_held(self) -> int:
+        """Whose rows are in the structure: n, but all that it began with in a joint stream with leave_out=False."""
+        return self.n if self.joint is None or self.joint.leave_out else self.joint.n
+
+    def ridge_without(self, k: int) -> float:
+        """(n−k)λ, the damping of what remains without k samples."""
+        return self.structure.ridge * ((self.n - k) / self.n)
 
     def solve(self, v: Tensor) -> Tensor:
         """C⁻¹ v = (λI + RᵀR/n)⁻¹ v for a flat vector v, shape (d,)."""
@@ -166,13 +175,13 @@ class Curvature:
             raise InvalidSetting(
                 f"v must have shape ({self.layout.dim},), one number a parameter; got {tuple(v.shape)}."
             )
-        return self.n * self.structure.solve(v)
+        return self.samples_held * self.structure.solve(v)
 
     def with_damping(self, damping: float) -> Curvature:
         """The same curvature with another λ, without a second pass over the data. A stored ε is forgotten: it was of
         the old λ."""
         damping = check_damping(damping, 0.0)
-        return replace(self, structure=self.structure.with_ridge(self.n * damping), calibrated=None)
+        return replace(self, structure=self.structure.with_ridge(self.samples_held * damping), calibrated=None)
 
     def with_scale(self, scale: float, source: str, *, leave_out: bool = True, residual: bool = False) -> Curvature:
         """The same curvature with an ε that `ssse.erase` uses unless it is told another; of one kind of update only."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ssse.curvature.gram import DampedGram
-from ssse.curvature.structure import Builder, LeftOut, Structure, close_gap
+from ssse.curvature.lowered import lower_ridge, steps_to_lower, worth_iterating
+from ssse.curvature.structure import Builder, Gap, LeftOut, Structure
 from ssse.errors import NotPositiveDefinite, PrecisionLost
 from ssse.problem.parameters import Block, LinearShape
 from ssse.rows.held import HeldRows
@@ -63,12 +64,12 @@ class DenseStructure(Structure):
             block.put(out, gram.solve(part[:, None])[:, 0].to(v.dtype))
         return out
 
-    def leave_out(self, rows: HeldRows, v: Tensor) -> LeftOut:
+    def leave_out(self, rows: HeldRows, v: Tensor, ridge: float) -> LeftOut:
         rows = rows.to(self.dtype)
         out = torch.empty_like(v)
         worst, where, total, indefinite = torch.zeros(1, dtype=torch.float64), "", 0.0, False
         for block, gram in zip(self.blocks, self.grams, strict=True):
-            part = _leave_out_of_block(gram, rows, block, block.take(v).to(self.dtype))
+            part = _leave_out_of_block(gram, rows, block, block.take(v).to(self.dtype), ridge)
             block.put(out, part.solution.to(v.dtype))
             total += float(part.leverages.sum()) if part.all_leverages else torch.nan
             indefinite |= part.indefinite
@@ -76,13 +77,13 @@ class DenseStructure(Structure):
                 worst, where = part.leverages, block.name
         return LeftOut(out, worst, total, where, indefinite)
 
-    def remove(self, rows: Iterable[HeldRows]) -> DenseStructure:
+    def remove(self, rows: Iterable[HeldRows], ridge: float) -> DenseStructure:
         squares = [gram.gram() for gram in self.grams]
         for part in rows:
             part = part.to(self.dtype)
             for block, square in zip(self.blocks, squares, strict=True):
                 part.add_gram(square, block, sign=-1.0)
-        return self._refactorised(squares, self.ridge)
+        return self._refactorised(squares, ridge)
 
     def with_ridge(self, ridge: float) -> DenseStructure:
         return self._refactorised([gram.gram() for gram in self.grams], ridge)
@@ -138,46 +139,71 @@ class _BlockLeftOut:
     all_leverages: bool = True
 
 
-def _leave_out_of_block(gram: DampedGram, rows: HeldRows, block: Block, v: Tensor) -> _BlockLeftOut:
-    """With HᵀH = M⁻¹, y = Hv and Y = HR_Sᵀ: K = YᵀY and M₋S⁻¹v = Hᵀ(y + Y(I − K)⁻¹Yᵀy)."""
+def _leave_out_of_block(gram: DampedGram, rows: HeldRows, block: Block, v: Tensor, ridge: float) -> _BlockLeftOut:
+    """With HᵀH = M⁻¹ and Y = HR_Sᵀ: K = YᵀY, (M − R_SᵀR_S)⁻¹ = Hᵀ(I + Y(I − K)⁻¹Yᵀ)H; then the damping is lowered."""
+    leverages: Tensor | None = None
     if rows.count_on(block) < block.size:
         half = gram.half_solve(torch.cat([rows.restricted(block).mT, v[:, None]], dim=1))
-        y_rows, y_v = half[:, :-1], half[:, -1]
-        correction, leverages = close_gap(y_rows.mT @ y_rows, y_rows.mT @ y_v)
-        gap, blurred = 1 - float(leverages[0]), torch.finfo(v.dtype).eps ** 0.25
-        if gap < -blurred:
-            return _BlockLeftOut(torch.full_like(v, torch.nan), leverages, indefinite=True)
-        if gap > blurred:
-            return _BlockLeftOut(gram.half_solve_transposed((y_v + y_rows @ correction)[:, None])[:, 0], leverages)
-    # More rows than parameters, or a leverage so near 1 that I − K has lost its digits:
-    # subtract from the Gram matrix itself, which loses only what that subtraction loses.
+        y_rows = half[:, :-1]
+        gap = Gap.of(y_rows.mT @ y_rows)
+        room, blurred = 1 - float(gap.leverages[0]), torch.finfo(v.dtype).eps ** 0.25
+        if room < -blurred:
+            return _BlockLeftOut(torch.full_like(v, torch.nan), gap.leverages, indefinite=True)
+
+        def from_half(y: Tensor) -> Tensor:
+            y = y + y_rows @ gap.solve(y_rows.mT @ y)
+            return gram.half_solve_transposed(y)[:, 0]
+
+        if room > blurred:
+            leverages, steps = gap.leverages, steps_to_lower(gram.ridge, ridge, v.dtype)
+            if worth_iterating(steps, block.size):
+                known = from_half(half[:, -1:])
+                solution = lower_ridge(
+                    lambda p: from_half(gram.half_solve(p[:, None])), known, gram.ridge - ridge, steps
+                )
+                if solution is not None:
+                    return _BlockLeftOut(solution, leverages)
+    # More rows than parameters, a leverage so near 1 that I − K has lost its digits, or too many steps to the lower
+    # damping: subtract from the Gram matrix itself, which loses only what that subtraction loses.
     removed = torch.zeros_like(gram.square)
     rows.add_gram(removed, block)
     removed.tril_()
     try:
-        remaining = DampedGram.factorise(gram.gram() - removed, gram.ridge, gram.name)
+        remaining = DampedGram.factorise(gram.gram() - removed, ridge, gram.name)
     except NotPositiveDefinite:
         nothing = torch.full_like(v, torch.nan)
-        return _BlockLeftOut(nothing, _largest_leverage(gram, removed), indefinite=True, all_leverages=False)
-    # The largest eigenvalue a of M₋S⁻¹M tells how much the subtraction cancelled: the leverage is 1 − 1/a.
-    amplified = 1 + float(_largest_leverage(remaining, removed))
+        if leverages is not None:
+            return _BlockLeftOut(nothing, leverages, indefinite=True)
+        largest = torch.tensor([_strongest(gram, removed)[0]], dtype=torch.float64)
+        return _BlockLeftOut(nothing, largest, indefinite=True, all_leverages=False)
+    solution = remaining.solve(v[:, None])[:, 0]
+    if leverages is not None:
+        return _BlockLeftOut(solution, leverages)
+    # The largest eigenvalue a of M₋S⁻¹(M₋S + R_SᵀR_S) tells how much the subtraction cancelled.
+    share, squared = _strongest(remaining, removed)
+    amplified = 1 + share
     lost = torch.finfo(v.dtype).eps * amplified
     if lost > ACCEPTED_LOSS:
         raise PrecisionLost(
             f"In block '{gram.name}' the forgotten samples determine a direction up to 1 part in {amplified:.1e}, and "
             f"{v.dtype} loses {lost:.1e} of the step there. Fit with dtype=torch.float64 or a larger damping."
         )
-    leverages = torch.tensor([1 - 1 / amplified], dtype=torch.float64)  # alone: the trace is not known
-    return _BlockLeftOut(remaining.solve(v[:, None])[:, 0], leverages, all_leverages=False)
+    # Along the same direction, the share of R_SᵀR_S in M; alone, since the trace is not known.
+    largest = torch.tensor([share / (amplified + (gram.ridge - ridge) * squared)], dtype=torch.float64)
+    return _BlockLeftOut(solution, largest, all_leverages=False)
 
 
-def _largest_leverage(gram: DampedGram, removed: Tensor, steps: int = 30) -> Tensor:
-    """The largest eigenvalue of (gram)⁻¹R_SᵀR_S from below, by power iteration; K is too large to form."""
+def _strongest(gram: DampedGram, removed: Tensor, steps: int = 30) -> tuple[float, float]:
+    """The largest eigenvalue of (gram)⁻¹R_SᵀR_S from below, by power iteration, since K is too large to form.
+
+    Also ‖u‖² of its direction u with uᵀ(gram)u = 1.
+    """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(len(removed), 1, generator=generator, dtype=torch.float64).to(removed)
     whole = removed + removed.tril(-1).mT
-    value = 0.0
+    value = squared = 0.0
     for _ in range(steps):
-        x = gram.half_solve(whole @ gram.half_solve_transposed(x / x.norm()))
-        value = float(x.norm())
-    return torch.tensor([value], dtype=torch.float64)
+        u = gram.half_solve_transposed(x / x.norm())
+        x = gram.half_solve(whole @ u)
+        value, squared = float(x.norm()), float(u.norm()) ** 2
+    return value, squared

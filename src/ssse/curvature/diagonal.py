@@ -39,20 +39,21 @@ class DiagonalStructure(Structure):
     def solve(self, v: Tensor) -> Tensor:
         return (v.to(self.squares.dtype) / (self.squares + self.ridge)).to(v.dtype)
 
-    def leave_out(self, rows: HeldRows, v: Tensor) -> LeftOut:
+    def leave_out(self, rows: HeldRows, v: Tensor, ridge: float) -> LeftOut:
         removed = rows.to(self.squares.dtype).squares()
         shares = (removed / (self.squares + self.ridge)).double()
-        solution = v.to(self.squares.dtype) / (self.squares - removed + self.ridge)
-        largest = shares.max().reshape(1)
-        return LeftOut(solution.to(v.dtype), largest, float(shares.sum()), "diagonal", bool(largest >= 1))
+        remaining = self.squares - removed
+        solution = v.to(self.squares.dtype) / (remaining.clamp_min(0) + ridge)  # rounding may leave −0
+        indefinite = bool((remaining + ridge <= 0).any())
+        return LeftOut(solution.to(v.dtype), shares.max().reshape(1), float(shares.sum()), "diagonal", indefinite)
 
-    def remove(self, rows: Iterable[HeldRows]) -> DiagonalStructure:
+    def remove(self, rows: Iterable[HeldRows], ridge: float) -> DiagonalStructure:
         squares = self.squares.clone()
         for part in rows:
             squares -= part.to(squares.dtype).squares()
-        if bool((squares + self.ridge <= 0).any()):
+        if bool((squares + ridge <= 0).any()):
             raise NotPositiveDefinite("The rows to remove carry more curvature than the diagonal holds.")
-        return DiagonalStructure(squares.clamp_min(0), self.ridge)  # rounding may leave −0
+        return DiagonalStructure(squares.clamp_min(0), ridge)  # rounding may leave −0
 
     def with_ridge(self, ridge: float) -> DiagonalStructure:
         return DiagonalStructure(self.squares, ridge)

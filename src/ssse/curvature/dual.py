@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ssse.curvature.conjugate_gradients import Product
 from ssse.curvature.gram import DampedGram
+from ssse.curvature.lowered import lower_ridge, steps_to_lower, worth_iterating
 from ssse.errors import PrecisionLost
 from ssse.rows.held import Rows
 
-Product = Callable[[Tensor], Tensor]
 REFINABLE = 0.03  # a correction of this size squared is what remains of the error
 
 
@@ -28,12 +28,15 @@ class Dual:
     gram: DampedGram
 
     def solve(self, v: Tensor) -> Tensor:
-        return self._refined(v, self._solve_gram, lambda x: self.rows.transposed_times(self.rows.times(x)))
+        def product(x: Tensor) -> Tensor:
+            return self.rows.transposed_times(self.rows.times(x))
 
-    def leave_out(self, index: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """M₋S⁻¹v and the leverages of S, descending, S given by the places of its rows.
+        return self._refined(v, self._solve_gram, product, self.gram.ridge)
 
-        The leverages are exactly the eigenvalues of I − ridge·(A⁻¹)_SS.
+    def leave_out(self, index: Tensor, v: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+        """M₋S⁻¹v with the damping `ridge`, and the leverages of S, descending, S given by the places of its rows.
+
+        The leverages are exactly the eigenvalues of I − nλ·(A⁻¹)_SS.
         """
         square, count = self.gram.square, len(index)
         unit = torch.zeros(len(square), count, dtype=square.dtype, device=square.device)
@@ -59,7 +62,30 @@ class Dual:
             u[index] = 0
             return self.rows.transposed_times(u)
 
-        return self._refined(v, without, product), leverages
+        return self._refined(v, self._lowered(without, index, ridge), product, ridge), leverages
+
+    def _lowered(self, without: Product, index: Tensor, ridge: float) -> Product:
+        """(R₋SR₋Sᵀ + ridge·I)⁻¹ b from `without`, which has the damping of the factor; zero at S."""
+        steps = steps_to_lower(self.gram.ridge, ridge, self.gram.square.dtype)
+        kept = torch.ones(len(self.gram.square), dtype=torch.bool, device=index.device)
+        kept[index] = False
+        anew = None if worth_iterating(2 * steps, len(kept)) else self._factor_without(kept, ridge)  # two solutions
+
+        def solve(b: Tensor) -> Tensor:
+            nonlocal anew
+            if anew is None:
+                solution = lower_ridge(without, without(b), self.gram.ridge - ridge, steps)
+                if solution is not None:
+                    return solution
+                anew = self._factor_without(kept, ridge)
+            y = torch.zeros_like(b)
+            y[kept] = anew.solve(b[kept, None])[:, 0]
+            return y
+
+        return solve
+
+    def _factor_without(self, kept: Tensor, ridge: float) -> DampedGram:
+        return DampedGram.factorise(self.gram.gram()[kept][:, kept], ridge, self.gram.name)
 
     def solve_error(self, v: Tensor) -> float:
         return self.gram.solve_error(self.rows.times(v).to(self.gram.square.dtype))
@@ -67,9 +93,8 @@ class Dual:
     def _solve_gram(self, b: Tensor) -> Tensor:
         return self.gram.solve(b[:, None])[:, 0]
 
-    def _refined(self, v: Tensor, dual_solve: Product, product: Product) -> Tensor:
+    def _refined(self, v: Tensor, dual_solve: Product, product: Product, ridge: float) -> Tensor:
         """(v − Rᵀ dual_solve(Rv)) / ridge, once more on the residual: the difference loses digits."""
-        ridge = self.gram.ridge
 
         def once(w: Tensor) -> Tensor:
             return (w - self.rows.transposed_times(dual_solve(self.rows.times(w)))) / ridge

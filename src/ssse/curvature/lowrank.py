@@ -104,7 +104,7 @@ class LowRankStructure(Structure):
             block.put(out, dual.solve(block.take(v)))
         return out
 
-    def leave_out(self, rows: HeldRows, v: Tensor) -> LeftOut:
+    def leave_out(self, rows: HeldRows, v: Tensor, ridge: float) -> LeftOut:
         index, missing = self._find(rows)
         if missing:
             unknown = torch.full((1,), torch.nan)
@@ -112,14 +112,14 @@ class LowRankStructure(Structure):
         out = torch.empty_like(v)
         worst, where, total = torch.zeros(1, dtype=torch.float64), "", 0.0
         for block, dual in self._duals():
-            solution, leverages = dual.leave_out(index, block.take(v))
+            solution, leverages = dual.leave_out(index, block.take(v), ridge)
             block.put(out, solution)
             total += float(leverages.sum())
             if not where or float(leverages[0]) > float(worst[0]):
                 worst, where = leverages, block.name
         return LeftOut(out, worst, total, where)
 
-    def remove(self, rows: Iterable[HeldRows]) -> LowRankStructure:
+    def remove(self, rows: Iterable[HeldRows], ridge: float) -> LowRankStructure:
         index, missing = self._find(StackedRows(list(rows)))
         if missing:
             raise InvalidData(f"{missing} of the rows to remove are not among the curvature's rows.")
@@ -127,10 +127,10 @@ class LowRankStructure(Structure):
         keep[index] = False
         kept = keep.nonzero()[:, 0]
         grams = [
-            DampedGram.factorise(gram.gram()[kept][:, kept], self.ridge, gram.name)  # no product is made again
+            DampedGram.factorise(gram.gram()[kept][:, kept], ridge, gram.name)  # no product is made again
             for gram in self.grams
         ]
-        return LowRankStructure(self.rows.select(kept), self.blocks, grams, self.ridge, self.salt)
+        return LowRankStructure(self.rows.select(kept), self.blocks, grams, ridge, self.salt)
 
     def with_ridge(self, ridge: float) -> LowRankStructure:
         return LowRankStructure(

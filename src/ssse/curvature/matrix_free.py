@@ -48,21 +48,21 @@ class MatrixFreeStructure(Structure):
         self.max_iterations: int = max_iterations
 
     def solve(self, v: Tensor) -> Tensor:
-        return self._iterate(v)[0].x
+        return self._iterate(v, self.ridge)[0].x
 
-    def leave_out(self, rows: HeldRows | None, v: Tensor) -> LeftOut:
-        solved, leverage = self._iterate(v, without=rows)
+    def leave_out(self, rows: HeldRows | None, v: Tensor, ridge: float) -> LeftOut:
+        solved, leverage = self._iterate(v, ridge, without=rows)
         leverages = torch.tensor([leverage], dtype=torch.float64)
         return LeftOut(
             solved.x, leverages, torch.nan, "all", solved.indefinite, converged=solved.converged, note=str(solved)
         )
 
-    def remove(self, rows: Iterable[HeldRows]) -> MatrixFreeStructure:
+    def remove(self, rows: Iterable[HeldRows], ridge: float) -> MatrixFreeStructure:
         """Without a source: the next request must bring the training data that remains."""
         preconditioner = self.preconditioner
         if preconditioner is not None:
-            preconditioner = preconditioner.remove(held(part) for part in rows)
-        return MatrixFreeStructure(None, self.ridge, preconditioner, self.tolerance, self.max_iterations)
+            preconditioner = preconditioner.remove((held(part) for part in rows), ridge)
+        return MatrixFreeStructure(None, ridge, preconditioner, self.tolerance, self.max_iterations)
 
     def bound(self, source: RowSource) -> MatrixFreeStructure:
         return MatrixFreeStructure(source, self.ridge, self.preconditioner, self.tolerance, self.max_iterations)
@@ -71,19 +71,21 @@ class MatrixFreeStructure(Structure):
         preconditioner = None if self.preconditioner is None else self.preconditioner.with_ridge(ridge)
         return MatrixFreeStructure(self.source, ridge, preconditioner, self.tolerance, self.max_iterations)
 
-    def _iterate(self, v: Tensor, without: Rows | None = None) -> tuple[Solved, float]:
-        """Solve (M − R_SᵀR_S) x = v; also the largest share of pᵀMp that R_S had along any direction p tried."""
+    def _iterate(self, v: Tensor, ridge: float, without: Rows | None = None) -> tuple[Solved, float]:
+        """Solve M₋S x = v, with the damping `ridge`; also the largest share of pᵀMp that R_S had along any direction p
+        tried. The preconditioner keeps the damping of all the data."""
         leverage, removed = 0.0, torch.zeros_like(v)
 
         def product(p: Tensor) -> Tensor:
             nonlocal removed
-            image, removed = self._product(p, without)
+            image, removed = self._product(p, ridge, without)
             return image
 
         def observe(p: Tensor, curvature: float) -> None:
             nonlocal leverage
             share = float(dot(p, removed))
-            leverage = max(leverage, share / max(curvature + share, torch.finfo(torch.float64).tiny))
+            whole = curvature + share + (self.ridge - ridge) * float(dot(p, p))
+            leverage = max(leverage, share / max(whole, torch.finfo(torch.float64).tiny))
 
         solved = conjugate_gradients(
             product,
@@ -95,14 +97,14 @@ class MatrixFreeStructure(Structure):
         )
         return solved, leverage
 
-    def _product(self, p: Tensor, without: Rows | None) -> tuple[Tensor, Tensor]:
-        """(M − R_SᵀR_S) p and R_SᵀR_S p."""
+    def _product(self, p: Tensor, ridge: float, without: Rows | None) -> tuple[Tensor, Tensor]:
+        """(RᵀR + ridge·I − R_SᵀR_S) p and R_SᵀR_S p."""
         if self.source is None:
             raise InvalidSetting(
                 "A matrix-free curvature holds no rows: pass the training data, ssse.erase(..., data=train_loader); "
                 "after an erasure, the training data that remains."
             )
-        product = self.ridge * p
+        product = ridge * p
         for rows in self.source():
             product += rows.transposed_times(rows.times(p))
         removed = torch.zeros_like(p) if without is None else without.transposed_times(without.times(p))

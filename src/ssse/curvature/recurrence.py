@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssse.curvature.structure import Builder, LeftOut, Structure, woodbury
+from ssse.curvature.structure import Builder, Gap, LeftOut, Structure
 from ssse.errors import InvalidSetting, NotPositiveDefinite
 from ssse.problem.parameters import Block, LinearShape
 from ssse.rows.held import HeldRows
@@ -65,32 +65,48 @@ class RecurrenceStructure(Structure):
             block.put(out, (inverse @ block.take(v).to(inverse.dtype) / self.n).to(v.dtype))
         return out
 
-    def leave_out(self, rows: HeldRows, v: Tensor) -> LeftOut:
+    def leave_out(self, rows: HeldRows, v: Tensor, ridge: float) -> LeftOut:
         out = torch.empty_like(v)
-        worst, where, total = torch.zeros(1, dtype=torch.float64), "", 0.0
+        worst, where, total, indefinite = torch.zeros(1, dtype=torch.float64), "", 0.0, False
         matrix = rows.matrix()
         for block, inverse in zip(self.blocks, self.inverses, strict=True):
             part = block.take(matrix, dim=1).to(inverse.dtype)
-            result = woodbury(lambda b, f=inverse: f @ b / self.n, part, block.take(v).to(inverse.dtype))
-            block.put(out, result.solution.to(v.dtype))
-            total += float(result.leverages.sum())
-            if not where or float(result.leverages[0]) > float(worst[0]):
-                worst, where = result.leverages, block.name
-        return LeftOut(out, worst, total, where, indefinite=bool(worst[0] >= 1))
+            spread = inverse @ part.mT / self.n
+            gap = Gap.of(part @ spread)
+            block.put(out, torch.full_like(block.take(v), torch.nan))
+            try:
+                without = self._damped(inverse + self.n * spread @ gap.solve(spread.mT), ridge, block.name)
+                block.put(out, (without @ block.take(v).to(inverse.dtype) / self.n).to(v.dtype))
+            except NotPositiveDefinite:
+                indefinite = True
+            total += float(gap.leverages.sum())
+            if not where or float(gap.leverages[0]) > float(worst[0]):
+                worst, where = gap.leverages, block.name
+        return LeftOut(out, worst, total, where, indefinite=indefinite or bool(worst[0] >= 1))
 
-    def remove(self, rows: Iterable[HeldRows]) -> RecurrenceStructure:
+    def remove(self, rows: Iterable[HeldRows], ridge: float) -> RecurrenceStructure:
         inverses = [inverse.clone() for inverse in self.inverses]
         for part in rows:
             matrix = part.matrix()
             for block, inverse in zip(self.blocks, inverses, strict=True):
                 for g in block.take(matrix, dim=1).to(inverse.dtype):
                     rank_one_update(inverse, g, -self.n)  # −n turns the addition of ggᵀ/n into its removal
-        return RecurrenceStructure(self.blocks, inverses, self.n, self.ridge)
+        return self._with(inverses, ridge)
 
     def with_ridge(self, ridge: float) -> RecurrenceStructure:
-        raise InvalidSetting(
-            "The recurrence starts from λ and cannot change it afterwards. Fit again, or use structure='dense'."
-        )
+        return self._with(self.inverses, ridge)
+
+    def _with(self, inverses: Sequence[Tensor], ridge: float) -> RecurrenceStructure:
+        changed = [self._damped(f, ridge, block.name) for block, f in zip(self.blocks, inverses, strict=True)]
+        return RecurrenceStructure(self.blocks, changed, self.n, ridge)
+
+    def _damped(self, inverse: Tensor, ridge: float, name: str) -> Tensor:
+        """(F + cI)⁻¹ = (I + cF⁻¹)⁻¹F⁻¹ with c = (ridge − self.ridge)/n: of full rank, so no rank-one updates."""
+        c = (ridge - self.ridge) / self.n
+        factor, info = torch.linalg.cholesky_ex(torch.eye(len(inverse)).to(inverse) + c * inverse)
+        if int(info) != 0:
+            raise NotPositiveDefinite(f"Block '{name}' is not positive definite with the damping nλ = {ridge:.3g}.")
+        return torch.cholesky_solve(inverse, factor)
 
     def state(self) -> dict[str, Tensor]:
         return {f"{i}.inverse": inverse for i, inverse in enumerate(self.inverses)}

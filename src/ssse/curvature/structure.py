@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,9 +20,9 @@ class LeftOut:
     """M₋S⁻¹ v, and what it rests on.
 
     Attributes:
-        leverages: eigenvalues of K = R_S M⁻¹ R_Sᵀ in the block where the largest is, descending. All are
-            below 1 if the rows of S are part of the curvature; the closer to 1, the more S alone
-            determines a direction. Where K was never formed, the largest alone, as a lower bound.
+        leverages: eigenvalues of K = R_S M⁻¹ R_Sᵀ in the block where the largest is, descending; M with the damping of
+            all the data, as it is held. All are below 1 if the rows of S are part of the curvature; the closer to 1,
+            the more S alone determines a direction. Where K was never formed, the largest alone, as a lower bound.
         leverage_sum: trace of K over all blocks, the number of parameters that S pays for.
         where: the name of that block.
         indefinite: M₋S has a direction without curvature; the solution is then not one.
@@ -66,12 +66,15 @@ class Structure(ABC):
         """M⁻¹ v, shape (d,)."""
 
     @abstractmethod
-    def leave_out(self, rows: HeldRows, v: Tensor) -> LeftOut:
-        """(M − R_SᵀR_S)⁻¹ v from the rows of S alone; M itself stays."""
+    def leave_out(self, rows: HeldRows, v: Tensor, ridge: float) -> LeftOut:
+        """M₋S⁻¹ v with M₋S = RᵀR − R_SᵀR_S + ridge·I, from the rows of S alone; M itself stays.
+
+        `ridge` is the damping of what remains, (n−k)λ.
+        """
 
     @abstractmethod
-    def remove(self, rows: Iterable[HeldRows]) -> Structure:
-        """A new structure of M − R_SᵀR_S, from which the rows of S are gone."""
+    def remove(self, rows: Iterable[HeldRows], ridge: float) -> Structure:
+        """A new structure of RᵀR − R_SᵀR_S + ridge·I, from which the rows of S are gone."""
 
     @abstractmethod
     def with_ridge(self, ridge: float) -> Structure:
@@ -115,28 +118,29 @@ class Builder(ABC):
 
 
 @dataclass(frozen=True)
-class Woodbury:
-    """(M − RᵀR)⁻¹ from M⁻¹ and the rows R to leave out."""
+class Gap:
+    """I − K of Woodbury's identity, (M − RᵀR)⁻¹ = M⁻¹ + M⁻¹Rᵀ(I − K)⁻¹RM⁻¹ with K = RM⁻¹Rᵀ, by the eigenvectors of K.
 
-    solution: Tensor
-    leverages: Tensor
-
-
-def woodbury(solve: Callable[[Tensor], Tensor], rows: Tensor, v: Tensor) -> Woodbury:
-    """M⁻¹v + M⁻¹Rᵀ (I − K)⁻¹ R M⁻¹v with K = R M⁻¹ Rᵀ, for any `solve` with M of several columns."""
-    z = solve(torch.cat([rows.mT, v[:, None]], dim=1))
-    z_rows, z_v = z[:, :-1], z[:, -1]
-    correction, leverages = close_gap(rows @ z_rows, rows @ z_v)
-    return Woodbury(z_v + z_rows @ correction, leverages)
-
-
-def close_gap(k: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """(I − K)⁻¹ right and the eigenvalues of K, descending; K is small, so it is done in float64.
-
-    An eigenvalue at or above 1 has no meaning here: the solution is then not used, only reported.
+    K is small, so it is done in float64.
     """
-    k = k.double()
-    values, vectors = torch.linalg.eigh((k + k.mT) / 2)
-    gap = (1 - values).clamp_min(torch.finfo(torch.float64).tiny)
-    solution = vectors @ ((vectors.mT @ right.double()) / gap)
-    return solution.to(right.dtype), values.flip(0)
+
+    values: Tensor  # of K, ascending
+    vectors: Tensor
+
+    @classmethod
+    def of(cls, k: Tensor) -> Gap:
+        k = k.double()
+        return cls(*torch.linalg.eigh((k + k.mT) / 2))
+
+    @property
+    def leverages(self) -> Tensor:
+        """The eigenvalues of K, descending."""
+        return self.values.flip(0)
+
+    def solve(self, right: Tensor) -> Tensor:
+        """(I − K)⁻¹ right, shape (k, q).
+
+        An eigenvalue at or above 1 has no meaning here: the solution is then not used, only reported.
+        """
+        gap = (1 - self.values).clamp_min(torch.finfo(torch.float64).tiny)
+        return (self.vectors @ ((self.vectors.mT @ right.double()) / gap[:, None])).to(right.dtype)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssse.curvature.gram import DampedGram
 from ssse.curvature.lowrank import LowRankBuilder
-from ssse.curvature.structure import Builder, LeftOut, Structure, close_gap
+from ssse.curvature.structure import Builder, Gap, LeftOut, Structure
 from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite
 from ssse.problem.parameters import LinearShape
 from ssse.rows.held import HeldRows, StackedRows
@@ -66,27 +66,27 @@ class TruncatedStructure(Structure):
     def solve(self, v: Tensor) -> Tensor:
         return self._lifted(v, self.core)
 
-    def leave_out(self, rows: HeldRows, v: Tensor) -> LeftOut:
+    def leave_out(self, rows: HeldRows, v: Tensor, ridge: float) -> LeftOut:
         inside = rows.to(self.basis.dtype).times(self.basis.mT)
         if len(inside) < len(self.basis):
             half = self.core.half_solve(inside.mT)
-            leverages = close_gap(half.mT @ half, half.new_zeros(half.shape[1]))[1]
+            leverages = Gap.of(half.mT @ half).leverages
         else:
             half = self.core.half_solve(self.core.half_solve(inside.mT @ inside).mT)
-            leverages = close_gap(half, half.new_zeros(len(half)))[1]
+            leverages = Gap.of(half).leverages
         try:
-            core = self._core_without([rows])
+            core = self._core_without([rows], ridge)
         except NotPositiveDefinite:
             return LeftOut(torch.full_like(v, torch.nan), leverages, torch.nan, "directions", indefinite=True)
         return LeftOut(self._lifted(v, core), leverages, float(leverages.sum()), "directions")
 
-    def remove(self, rows: Iterable[HeldRows]) -> TruncatedStructure:
+    def remove(self, rows: Iterable[HeldRows], ridge: float) -> TruncatedStructure:
         """Inside the span, and without the directions that are then empty: they would be the removed rows'."""
-        values, vectors = torch.linalg.eigh(self._core_without(rows).gram().double())  # of the lower triangle
+        values, vectors = torch.linalg.eigh(self._core_without(rows, ridge).gram().double())  # of the lower triangle
         kept = values > float(values[-1]) * len(values) * torch.finfo(self.basis.dtype).eps
         basis = (vectors[:, kept].mT @ self.basis.double()).to(self.basis.dtype)
         core = torch.diag(values[kept]).to(self.basis.dtype)
-        return TruncatedStructure(basis, DampedGram.factorise(core, self.ridge, "directions"), self.ridge)
+        return TruncatedStructure(basis, DampedGram.factorise(core, ridge, "directions"), ridge)
 
     def with_ridge(self, ridge: float) -> TruncatedStructure:
         return TruncatedStructure(self.basis, self.core.with_ridge(ridge), ridge)
@@ -106,15 +106,15 @@ class TruncatedStructure(Structure):
     def to(self, device: torch.device) -> TruncatedStructure:
         return TruncatedStructure(self.basis.to(device), self.core.to(device), self.ridge)
 
-    def _core_without(self, rows: Iterable[HeldRows]) -> DampedGram:
+    def _core_without(self, rows: Iterable[HeldRows], ridge: float) -> DampedGram:
         square = self.core.gram()
         for part in rows:
             inside = part.to(self.basis.dtype).times(self.basis.mT)
             square -= (inside.mT @ inside).tril()
-        return DampedGram.factorise(square, self.ridge, "directions")
+        return DampedGram.factorise(square, ridge, "directions")
 
     def _lifted(self, v: Tensor, core: DampedGram) -> Tensor:
         w = v.to(self.basis.dtype)
         inside = self.basis @ w
-        x = (w - self.basis.mT @ inside) / self.ridge + self.basis.mT @ core.solve(inside[:, None])[:, 0]
+        x = (w - self.basis.mT @ inside) / core.ridge + self.basis.mT @ core.solve(inside[:, None])[:, 0]
         return x.to(v.dtype)

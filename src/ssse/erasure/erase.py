@@ -134,7 +134,8 @@ class Erasure:
             )
         joint, after = self._after.joint, self._after
         if joint is None or joint.leave_out:  # else the update over D needs D's curvature as it is
-            after = replace(after, structure=request.curvature.structure.remove(request.rows()))
+            ridge = request.curvature.ridge_without(request.samples.count)
+            after = replace(after, structure=request.curvature.structure.remove(request.rows(), ridge))
         self._pending.clear()
         return after
 
@@ -178,10 +179,10 @@ def erase(
 ) -> Erasure:
     """Erase samples from a trained model, from its curvature and those samples alone.
 
-    With M = RᵀR + nλI and g_S = Σ_{i∈S} (∇ℓᵢ(θ*) + wθ*), the new parameters are
+    With g_S = Σ_{i∈S} (∇ℓᵢ(θ*) + wθ*), the new parameters are
 
-        θ̂ = θ* + ε · (M − R_SᵀR_S)⁻¹ g_S        leave_out=True, curvature over D∖S
-        θ̂ = θ* + ε · n/(n−k) · M⁻¹ g_S           leave_out=False, the paper's Definition 3.1
+        θ̂ = θ* + ε · (RᵀR − R_SᵀR_S + (n−k)λI)⁻¹ g_S     leave_out=True, curvature over D∖S
+        θ̂ = θ* + ε · n/(n−k) · (RᵀR + nλI)⁻¹ g_S          leave_out=False, the paper's Definition 3.1
 
     Args:
         model: the model as it was when the curvature was fitted.
@@ -291,7 +292,7 @@ def _with_data(curvature: Curvature, problem: Problem, data: Iterable[Any]) -> C
     structure = curvature.structure
     if not isinstance(structure, MatrixFreeStructure):
         raise InvalidSetting('Only structure="matrix_free" reads the training data; leave data= out.')
-    expected = curvature.n if curvature.joint is None or curvature.joint.leave_out else curvature.joint.n
+    expected = curvature.samples_held
     bound = bind_data(structure, problem, curvature.kind, data, curvature.group, expected, curvature.mean_loss)
     return replace(curvature, structure=bound)
 
@@ -299,11 +300,11 @@ def _with_data(curvature: Curvature, problem: Problem, data: Iterable[Any]) -> C
 def _solve(curvature: Curvature, right: Tensor, rows: StackedRows | None, k: int, missing: int) -> LeftOut:
     structure = curvature.structure
     if rows is not None:
-        return structure.leave_out(rows, right)
+        return structure.leave_out(rows, right, curvature.ridge_without(k))
     # Definition 3.1: n/(n−k) of the full curvature.
     share = _samples_at_origin(curvature) / (curvature.n - k)
     if isinstance(structure, MatrixFreeStructure):
-        solved = structure.leave_out(None, right)  # with the solver's own account of its accuracy
+        solved = structure.leave_out(None, right, structure.ridge)  # with the solver's own account of its accuracy
         return replace(solved, solution=solved.solution * share)
     return LeftOut(structure.solve(right) * share, torch.zeros(1), 0.0, "", missing=missing)
 
@@ -330,7 +331,7 @@ def _refuse_impossible(diagnostics: Diagnostics, solved: LeftOut, curvature: Cur
         )
     if solved.indefinite:
         largest = diagnostics.leverage_max
-        leverage = "" if largest is None else f" (largest leverage {largest:.4g}, must be below 1)"
+        leverage = "" if largest is None or largest < 1 else f" (largest leverage {largest:.4g}, must be below 1)"
         drifted = curvature.erased > 0 and curvature.joint is None
         stream = " Since this model was rebased, its rows have moved from those stored: fit a new curvature." * drifted
         raise Refused(
