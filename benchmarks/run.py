@@ -22,6 +22,7 @@ SUBJECTS = (
     "network_rows",
     "matrix_free",
     "precision",
+    "damping",
     "growth",
     "scanning",
     "calibration",

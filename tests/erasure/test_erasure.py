@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import itertools
 import json
@@ -146,6 +147,7 @@ def test_joint_streams_in_any_order_and_grouping_give_one_model(structure, kind)
                 model, current = erasure.model, erasure.curvature
             assert current.n == 30 - 6
             assert current.erased == 6
+            assert current.damping == pytest.approx(DAMPING)
             assert_near(dense.theta(model), dense.theta(wanted.model), 1e-8)
 
 
@@ -174,6 +176,34 @@ def test_rebase_goes_on_from_the_erased_model_with_what_remains():
     start = dense.theta(first.model)
     g = dense.gradient(first.model, dense.LOSSES[sample.loss], sample.x[3:6], sample.y[3:6]) + 3 * DECAY * start
     assert_near(second.step, torch.linalg.solve(m, g))
+
+
+def test_a_stream_that_an_earlier_version_began_goes_on(tmp_path):
+    """Up to 0.2 the damping nλ stayed where samples left: λ was then larger, and is kept as it came."""
+    sample = problems.linear("cross_entropy")
+    first = ssse.erase(sample.model, fit(sample), sample.loss, sample.part(slice(0, 3)))
+    structure = first.curvature.structure.with_ridge(40 * DAMPING)
+    dataclasses.replace(first.curvature, structure=structure).save(tmp_path / "before")
+    before = ssse.Curvature.load(tmp_path / "before")
+    assert before.damping == pytest.approx(DAMPING * 40 / 37)
+    second = ssse.erase(first.model, before, sample.loss, sample.part(slice(3, 6)))
+    same = ssse.erase(
+        first.model, first.curvature.with_damping(DAMPING * 40 / 37), sample.loss, sample.part(slice(3, 6))
+    )
+    assert_near(second.step, same.step, 1e-10)
+    assert second.curvature.damping == pytest.approx(before.damping)
+
+
+def test_the_damping_is_held_against_the_weight_decay_throughout_a_stream():
+    """After half of the data has left as well: λ stays, and is neither w nor near it only where it was not before."""
+    sample = problems.converged(problems.linear("cross_entropy", n=60), DECAY)
+    for damping, doubted in ((DECAY, False), (3 * DECAY, True)):
+        model, current = sample.model, fit(sample, damping=damping)
+        for part in (slice(0, 20), slice(20, 40)):
+            erasure = ssse.erase(model, current, sample.loss, sample.part(part), policy="joint")
+            model, current = erasure.model, erasure.curvature
+            assert any("is not the weight decay" in reason for reason in erasure.diagnostics.reasons) == doubted
+        assert current.damping == pytest.approx(damping)
 
 
 def test_a_stream_survives_the_disk(tmp_path):

@@ -38,10 +38,10 @@ def by_hand(plane: removing.Plane, removal: removing.Removal, weight: str, leave
     n, k, p = len(y), int(gone.sum()), expit(x @ theta)
     g = x[gone].T @ (p - y)[gone] + k * removing.DECAY * theta
     w = p * (1 - p) if weight == "hessian" else (p - y) ** 2
-    damping = n * removing.DECAY * np.eye(3)
+    damping = removing.DECAY * np.eye(3)
     if leave_out:
-        return np.linalg.solve((x[~gone].T * w[~gone]) @ x[~gone] + damping, g)
-    return n / (n - k) * np.linalg.solve((x.T * w) @ x + damping, g)
+        return np.linalg.solve((x[~gone].T * w[~gone]) @ x[~gone] + (n - k) * damping, g)
+    return n / (n - k) * np.linalg.solve((x.T * w) @ x + n * damping, g)
 
 
 @pytest.mark.parametrize("name", ["one", "group", "random"])

@@ -401,7 +401,7 @@ def test_a_study_against_the_dense_truth(answered):
         assert relative(steps["hessian"], over_all * hessian) < 1e-6
         paper = np.linalg.solve(by_hand.empirical(everything) + n * DECAY * eye, right)
         assert relative(steps["paper"], over_all * paper) < 1e-6
-        out = np.linalg.solve(by_hand.empirical(removal.keep) + n * DECAY * eye, right)
+        out = np.linalg.solve(by_hand.empirical(removal.keep) + (n - k) * DECAY * eye, right)
         assert relative(steps["empirical_out"], out) < 1e-6
 
         curves = found["curves"]

@@ -122,7 +122,7 @@ def doubts(measured: Diagnostics, curvature: Curvature) -> list[str]:
     if not structure.complete:
         reasons.append(f"Structure '{structure.kind}' keeps only a part of the curvature.")
     decay, damping = curvature.weight_decay, curvature.damping
-    if not 0.5 * decay <= damping <= 2 * decay * (1 + curvature.erased / curvature.n):
+    if not 0.5 * decay <= damping <= 2 * decay:
         reasons.append(
             f"The damping {damping:.2g} is not the weight decay {decay:.2g} that the curvature was told of: it is "
             "curvature that the training did not have."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ssse.paper.convex import DEFAULT, EXACT, HESSIAN, PAPER, PAPER_OUT
+from ssse.paper.convex import EXACT, HESSIAN, MORE, PAPER, PAPER_OUT
 from ssse.paper.plots import Answers, Panel, differences_on, draw, over_requests, split_panels, values_of
 from ssse.rendering.document import PageFigure
 
@@ -16,7 +16,7 @@ BEYOND = {
     PAPER.key: "SSSE, empirical, over D (the paper)",
     PAPER_OUT.key: "SSSE, empirical, over D∖S",
     HESSIAN.key: "Hessian over D (influence)",
-    DEFAULT.key: "expected over D∖S, a block a class",
+    MORE.key: "expected over D∖S, a block a class, nλ",
     EXACT.key: "expected over D∖S, all classes, (n−k)λ",
 }
 

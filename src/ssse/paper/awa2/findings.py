@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ssse.paper.convex import DEFAULT, EXACT, HESSIAN, PAPER, PAPER_OUT, SEARCHED
+from ssse.paper.convex import EXACT, HESSIAN, MORE, PAPER, PAPER_OUT, SEARCHED
 from ssse.paper.judged_scale import START
 from ssse.paper.plots import Answers, over_requests, values_of
 from ssse.paper.result import Finding, Target
@@ -125,7 +125,7 @@ def _leave_out(answers: Answers, rates: list[float]) -> Finding:
 
 def _past(answers: Answers, rates: list[float]) -> Finding:
     blocks, exact, searched, paper = (
-        np.array([_mean(answers, m, r) for r in rates]) for m in (DEFAULT, EXACT, SEARCHED, PAPER)
+        np.array([_mean(answers, m, r) for r in rates]) for m in (MORE, EXACT, SEARCHED, PAPER)
     )
     lost = [rate for rate, mine, theirs in zip(rates, searched, paper, strict=True) if mine > theirs]
     return Finding(

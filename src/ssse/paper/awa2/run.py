@@ -9,7 +9,7 @@ import torch
 
 from ssse.paper.awa2.drawing import drawings
 from ssse.paper.awa2.findings import findings, targets
-from ssse.paper.convex import DEFAULT, EXACT, HESSIAN, PAPER, PAPER_OUT, SEARCHED, Convex, Fits, Tabular
+from ssse.paper.convex import EXACT, HESSIAN, MORE, PAPER, PAPER_OUT, SEARCHED, Convex, Fits, Tabular
 from ssse.paper.convex import METHODS as COMMON
 from ssse.paper.data.digits import digit_classes
 from ssse.paper.data.features import load_awa2, random_split
@@ -33,7 +33,7 @@ ABOUT = {  # of the stand-ins that docs/data.md names
 }
 READING = "S and D"
 RENAMED = {
-    DEFAULT: replace(DEFAULT, label="expected rows over D∖S, a block a class, ε = 1 (from S alone)"),
+    MORE: replace(MORE, label="expected rows over D∖S, a block a class, damping nλ, ε = 1 (from S alone)"),
     EXACT: replace(EXACT, label="expected rows over D∖S, all classes together, damping (n−k)λ, ε = 1", needs=READING),
     SEARCHED: replace(SEARCHED, needs=READING),
     HESSIAN: replace(HESSIAN, needs=READING),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ssse.paper.convex import DEFAULT, EXACT, HESSIAN, PAPER, PAPER_OUT
+from ssse.paper.convex import EXACT, HESSIAN, MORE, PAPER, PAPER_OUT
 from ssse.paper.plots import Answers, Panel, differences_on, draw, over_requests, split_panels, values_of
 from ssse.rendering.document import PageFigure
 
 RATIO = "similarity ratio γ (1 = retrained)"
 DISTANCE = "normalised parameter distance"
-BEYOND = (PAPER, PAPER_OUT, HESSIAN, DEFAULT, EXACT)
+BEYOND = (PAPER, PAPER_OUT, HESSIAN, MORE, EXACT)
 SPAN = (0.05, 20)  # outside, every curve is flat
 BAND = "Mean over the attributes, band: one standard deviation. A star marks the best mean."
 
@@ -81,4 +81,4 @@ def drawings(answers: Answers, floors: Mapping[float, Mapping[str, Any]]) -> lis
 
 def _short(label: str) -> str:
     """Of a curve against ε: its ε is on the axis."""
-    return label.replace(", ε = 1 (our default)", "").replace(", ε = 1", "").replace("the same with", "expected,")
+    return label.replace(", ε = 1", "").replace("the same with", "expected,")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ssse.paper.convex import DEFAULT, EXACT, HESSIAN, PAPER, PAPER_OUT
+from ssse.paper.convex import EXACT, HESSIAN, MORE, PAPER, PAPER_OUT
 from ssse.paper.plots import Answers, over_requests, values_of
 from ssse.paper.result import Finding, Target
 from ssse.paper.study import differences, numbers
@@ -121,13 +121,13 @@ def _leave_out(answers: Answers, rates: list[float]) -> Finding:
         return np.array([np.nanmean(at_chosen(answers, method, r, "ratio")) for r in rates])
 
     before, after = mean(PAPER), mean(PAPER_OUT)
-    hessian, default, exact = mean(HESSIAN), mean(DEFAULT), mean(EXACT)
+    hessian, more, exact = mean(HESSIAN), mean(MORE), mean(EXACT)
     return Finding(
         "Curvature over D∖S is clearly better than over D (shown in two dimensions).",
         f"γ for {percent(rates)}: SSSE at its best ε {listed(before)} over D, {listed(after)} over D∖S; Hessian at ε "
-        f"= 1 {listed(hessian)} over D, {listed(default)} over D∖S, {listed(exact)} with the damping (n−k)λ.",
+        f"= 1 {listed(hessian)} over D, {listed(more)} over D∖S with the damping nλ, {listed(exact)} with (n−k)λ.",
         "Figure 1",
-        of_all([*(after > before), *(default > hessian)]),
+        of_all([*(after > before), *(more > hessian)]),
         "" if (after > before).all() else "With empirical rows ε makes up for part of what leaving out brings.",
     )
 
@@ -135,7 +135,7 @@ def _leave_out(answers: Answers, rates: list[float]) -> Finding:
 def targets(answers: Answers, shown: tuple[str, ...]) -> list[Target]:
     """γ ≥ 0.98 on the faces at ε = 1."""
     entries = []
-    for method, what in ((EXACT, "expected rows over D∖S, damping (n−k)λ"), (DEFAULT, "the same with damping nλ")):
+    for method, what in ((EXACT, "expected rows over D∖S, damping (n−k)λ"), (MORE, "the same with damping nλ")):
         some = [a for a in answers if a["kind"] in shown and a["rate"] in (0.5, 1.0)]
         gammas = np.array([numbers(a["curves"][method.key]["ratio"])[standing(a, method)] for a in some])
         every = np.concatenate([at_chosen(answers, method, r, "ratio") for r in {a["rate"] for a in answers}])

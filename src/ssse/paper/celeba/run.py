@@ -123,7 +123,6 @@ def own_attribute(study: Convex, removal: Removal) -> dict[str, Any]:
         forget = study.splits(removal)["forgotten"]
         empirical = study.curvature("empirical", "empirical", **study.fits.empirical)
         exact = study.curvature("exact", "expected", **study.fits.exact)
-        lowered = exact.with_damping(exact.damping * (answer["n"] - answer["k"]) / answer["n"])
         scale = float(answer["curves"]["paper"]["scales"][standing(answer, PAPER)])
         models = {
             "original": study.model,
@@ -131,7 +130,7 @@ def own_attribute(study: Convex, removal: Removal) -> dict[str, Any]:
             "paper": erase(study.model, empirical, study.loss, forget, leave_out=False, scale=scale).model,
             "paper_twice": erase(study.model, empirical, study.loss, forget, leave_out=False, scale=2 * scale).model,
             "hessian": erase(study.model, exact, study.loss, forget, leave_out=False, scale=1.0).model,
-            "exact": erase(study.model, lowered, study.loss, forget, scale=1.0).model,
+            "exact": erase(study.model, exact, study.loss, forget, scale=1.0).model,
         }
         with torch.no_grad():
             shares = {name: float((model(x)[:, removal.place] > 0).double().mean()) for name, model in models.items()}
@@ -149,7 +148,6 @@ def models_side_by_side(study: Convex, removals: list[Removal]) -> list[dict[str
         empirical = study.curvature("empirical", "empirical", **study.fits.empirical)
         scale = float(answer["curves"]["paper"]["scales"][standing(answer, PAPER)])
         exact = study.curvature("exact", "expected", **study.fits.exact)
-        exact = exact.with_damping(exact.damping * (answer["n"] - answer["k"]) / answer["n"])
         paper = erase(study.model, empirical, study.loss, splits["forgotten"], leave_out=False, scale=scale)
         ours = erase(study.model, exact, study.loss, splits["forgotten"])
         models = {
