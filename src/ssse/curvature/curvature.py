@@ -21,6 +21,7 @@ from ssse.problem.parameters import BlockChoice, Layout, LinearShape
 from ssse.problem.problem import Problem
 from ssse.problem.view import ParameterChoice
 from ssse.rows.kinds import RowChoice, RowKind
+from ssse.rows.score_sums import ScoreSums
 from ssse.system.environment import now
 from ssse.system.store import CURVATURE, read_folder, reading_entries, write_folder
 
@@ -56,6 +57,7 @@ class Curvature:
         n: training samples it stands for now (those erased are no longer counted).
         damping: λ. weight_decay: w. gradient: ∇L(θ*) with the weight decay, None where it is no longer
         known. chosen, reason: the plan of the fit, and why that one. notes: what else one should know.
+        scores: how firmly the scores of a linear model's samples are held; None of others, and where not known.
         scale: ε as `ssse.calibrate` chose it, None before. calibrated: from what evidence, and for which update.
     """
 
@@ -77,6 +79,8 @@ class Curvature:
     calibrated: Calibrated | None = None
     partial: bool = False  # whether trained parameters lie outside θ, and stay as they are
     doubted: bool = False  # whether a step since the fit was not vouched for
+    scores: ScoreSums | None = None
+    strain: float = 0.0  # of all steps since the fit: by how much the scores of those who stay have moved
     group: int = 1024
     created: str = field(default_factory=now)
 
@@ -152,6 +156,7 @@ class Curvature:
             reason=fitted.plan.reason,
             notes=(part_note(problem.layout),) if partial else (),
             partial=partial,
+            scores=fitted.scores,
             group=fitted.plan.group,
         )
 
@@ -241,6 +246,8 @@ class Curvature:
             "calibrated": None if self.calibrated is None else asdict(self.calibrated),
             "partial": self.partial,
             "doubted": self.doubted,
+            "scores": None if self.scores is None else asdict(self.scores),
+            "strain": self.strain,
             "group": self.group,
             "chosen": self.chosen,
             "reason": self.reason,
@@ -276,6 +283,8 @@ class Curvature:
             calibrated=Calibrated(**manifest["calibrated"]) if manifest.get("calibrated") else None,
             partial=manifest.get("partial", len(manifest["notes"]) > 2),  # 0.1 wrote a third note where it is so
             doubted=manifest.get("doubted", False),
+            scores=ScoreSums(**manifest["scores"]) if manifest.get("scores") else None,
+            strain=manifest.get("strain", 0.0),
             group=manifest["group"],
             created=manifest["created"],
         )
@@ -365,6 +374,7 @@ def merge_shards(shards: Sequence[Curvature]) -> Curvature:
             n=n,
             mean_loss=(merged.n * merged.mean_loss + shard.n * shard.mean_loss) / n,
             gradient=(merged.n * merged.gradient + shard.n * shard.gradient) / n,
+            scores=None if merged.scores is None or shard.scores is None else merged.scores + shard.scores,
             calibrated=None,
         )
     return merged

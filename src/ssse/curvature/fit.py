@@ -25,6 +25,7 @@ from ssse.problem.view import ModelView, ParameterChoice
 from ssse.rows.autodiff import held as held_rows
 from ssse.rows.held import LinearRows, Rows
 from ssse.rows.kinds import Measured, RowKind, measure, measure_held
+from ssse.rows.score_sums import ScoreSums
 from ssse.system.memory import memory_budget
 from ssse.system.progress import track, waiting
 
@@ -40,6 +41,7 @@ class Fitted:
     count: int
     loss: float  # Σ ℓᵢ
     gradient: Tensor  # Σ ∇ℓᵢ, shape (d,)
+    scores: ScoreSums | None
 
 
 @dataclass
@@ -49,12 +51,15 @@ class Sums:
     count: int = 0
     loss: float = 0.0
     gradient: Tensor | None = None
+    scores: ScoreSums | None = None
 
     def add(self, measured: Measured) -> None:
         gradient = measured.gradient.double()
         self.count += measured.count
         self.loss += measured.loss
         self.gradient = gradient if self.gradient is None else self.gradient + gradient
+        if measured.scores is not None:
+            self.scores = measured.scores if self.scores is None else self.scores + measured.scores
 
     def checked_gradient(self) -> Tensor:
         if self.gradient is None:
@@ -137,7 +142,7 @@ def fit_structure(prepared: Prepared, data: Iterable[Any], damping: float, progr
     with waiting("factorising", progress):
         structure = builder.build(sums.count * damping)
     _check_precision(structure, gradient if probe is None else probe)
-    return Fitted(structure, plan, sums.count, sums.loss, gradient.to(problem.dtype))
+    return Fitted(structure, plan, sums.count, sums.loss, gradient.to(problem.dtype), sums.scores)
 
 
 class KeptRows:
@@ -232,7 +237,7 @@ def _fit_matrix_free(
     structure = MatrixFreeStructure(
         kept.source() or source, ridge, preconditioner, chosen.tolerance, chosen.max_iterations
     )
-    return Fitted(structure, plan, sums.count, sums.loss, gradient.to(problem.dtype))
+    return Fitted(structure, plan, sums.count, sums.loss, gradient.to(problem.dtype), sums.scores)
 
 
 def _check_precision(structure: Structure, probe: Tensor) -> None:

@@ -9,8 +9,9 @@ from torch import nn
 
 from ssse.curvature.curvature import Curvature, part_note
 from ssse.curvature.structure import LeftOut
+from ssse.problem.losses import Response
 from ssse.problem.problem import Problem
-from ssse.verdict import Assessment, number
+from ssse.verdict import Assessment, distrust, number
 
 UNCOUPLED = ("binary_cross_entropy", "mse")  # losses whose outputs do not interact
 
@@ -31,6 +32,8 @@ class Diagnostics(Assessment):
         forget_gradient_norm: ‖g_S‖.
         leverage_sum: of all leverages of S, the number of parameters that S pays for. leverages: the largest first.
         predicted_change: of the mean loss on S, to first order.
+        response: how the curvature of the loss answers a change of scores; of models not linear in θ, "unknown".
+        strain_before: of the steps since the fit.
         verdict: "ok" means that the step is Newton's for a model linear in θ, and that its measures agree.
 
     The others are as of `Assessment`.
@@ -45,6 +48,8 @@ class Diagnostics(Assessment):
     leverage_sum: float | None = None
     leverages: tuple[float, ...] = field(default=(), repr=False)
     predicted_change: float | None = None
+    response: Response = "unknown"
+    strain_before: float = 0.0
 
     def shown(self) -> Mapping[str, str]:
         known = dict(super().shown())
@@ -60,20 +65,7 @@ class Diagnostics(Assessment):
 
 def judge(measured: Diagnostics) -> list[str]:
     """Reasons for caution, in words and numbers; none if the step is one we vouch for."""
-    reasons = []
-    total, gone = measured.n + measured.erased, measured.k + measured.erased
-    if gone > LARGE_FRACTION * total:
-        reasons.append(
-            f"{gone / total:.1%} of the training data is forgotten by now, more than the "
-            f"{LARGE_FRACTION:.0%} up to which one step is vouched for."
-        )
-    if measured.leverage_max is not None and measured.leverage_max > LARGE_LEVERAGE:
-        reasons.append(
-            f"The samples alone determine {measured.leverage_max:.1%} of a direction of θ (largest leverage): "
-            "where a whole class goes, the step at scale 1 usually falls short."
-        )
-    if measured.relative_step is not None and measured.relative_step > LARGE_STEP:
-        reasons.append(f"The step is {measured.relative_step:.2f} times as long as θ: too far for a local model.")
+    reasons = _not_local(measured)
     if measured.gradient_norm is not None and not measured.residual:
         ratio = measured.n * measured.gradient_norm / max(measured.forget_gradient_norm, 1e-300)
         if ratio > LARGE_RESIDUAL:
@@ -81,6 +73,29 @@ def judge(measured: Diagnostics) -> list[str]:
                 f"θ* is not stationary: n‖∇L(θ*)‖ is {ratio:.2g} times the gradient that is removed. Train further, "
                 "or correct for it (residual)."
             )
+    return reasons
+
+
+def _not_local(measured: Diagnostics) -> list[str]:
+    """Why the curvature may not be the same where the step ends."""
+    if measured.response == "constant":
+        return []
+    reasons = []
+    total, gone = measured.n + measured.erased, measured.k + measured.erased
+    if measured.swing is not None and measured.strain is not None and measured.stretch is not None:
+        reasons = distrust(measured.swing, measured.strain + measured.strain_before, measured.stretch)
+        if measured.erased and gone > LARGE_FRACTION * total:
+            reasons.append(_too_many(gone, total))
+        return reasons
+    if gone > LARGE_FRACTION * total:
+        reasons.append(_too_many(gone, total))
+    if measured.leverage_max is not None and measured.leverage_max > LARGE_LEVERAGE:
+        reasons.append(
+            f"The samples alone determine {measured.leverage_max:.1%} of a direction of θ (largest leverage): "
+            "where a whole class goes, the step at scale 1 usually falls short."
+        )
+    if measured.relative_step is not None and measured.relative_step > LARGE_STEP:
+        reasons.append(f"The step is {measured.relative_step:.2f} times as long as θ: too far for a local model.")
     if measured.predicted_change and measured.loss_after is not None and measured.loss_before is not None:
         ratio = (measured.loss_after - measured.loss_before) / measured.predicted_change
         if not 1 / LINEARISATION_FACTOR < ratio < LINEARISATION_FACTOR:
@@ -90,11 +105,25 @@ def judge(measured: Diagnostics) -> list[str]:
     return reasons
 
 
+def _too_many(gone: int, total: int) -> str:
+    return (
+        f"{gone / total:.1%} of the training data is forgotten by now, more than the {LARGE_FRACTION:.0%} up to which "
+        "one step is vouched for."
+    )
+
+
 def doubts(measured: Diagnostics, curvature: Curvature) -> list[str]:
     """Why even a perfectly computed step is not the Newton step, on the leave-k-out loss, of a model linear in θ."""
     reasons = []
     if curvature.linear is None:
         reasons.append("The model is not linear in θ: the step is an approximation without a guarantee.")
+    elif measured.response == "unknown":
+        reasons.append("The loss is a function of your own: how its curvature changes along the step is not known.")
+    elif curvature.scores is None and measured.response != "constant":
+        reasons.append(
+            "This curvature was fitted by an earlier version, or is of rows of mini-batches: how far the samples that "
+            "stay move is not known. Fit it again."
+        )
     if curvature.partial:
         reasons.append(
             "Only a part of the trained parameters can change; the rest were trained with the forgotten samples too."

@@ -21,6 +21,7 @@ from ssse.curvature.structure import LeftOut
 from ssse.erasure.diagnostics import Diagnostics, doubts, judge, notes_on
 from ssse.erasure.policy import Policy
 from ssse.erasure.request import Samples, check_settings, matching_view, read_matching
+from ssse.erasure.trust import Trust, measure_trust
 from ssse.errors import DoesNotFit, InvalidSetting, Refused
 from ssse.problem.batches import Batch
 from ssse.problem.fingerprint import Fingerprint
@@ -30,6 +31,7 @@ from ssse.problem.sample_digests import digest_samples
 from ssse.problem.view import ModelView
 from ssse.rows.held import HeldRows, StackedRows
 from ssse.rows.kinds import Measured, measure, measure_held
+from ssse.rows.score_sums import ScoreSums
 from ssse.system.memory import human_bytes, memory_budget
 
 if TYPE_CHECKING:
@@ -51,10 +53,11 @@ class _Request:
         for rows, _ in self._measured():
             yield rows
 
-    def measured(self) -> tuple[StackedRows, Tensor, float]:
-        """All rows, Σ∇ℓ and Σℓ."""
+    def measured(self) -> tuple[StackedRows, Tensor, float, ScoreSums | None]:
+        """All rows, Σ∇ℓ, Σℓ, and what goes from the sums that are kept of a linear model."""
         parts, sums = zip(*self._measured(), strict=True)
-        return StackedRows(list(parts)), *self._summed(sums)
+        scores = [part.scores for part in sums if part.scores is not None]
+        return StackedRows(list(parts)), *self._summed(sums), sum(scores, ScoreSums()) if scores else None
 
     def slope(self) -> tuple[Tensor, float]:
         """Σ∇ℓ and Σℓ alone."""
@@ -231,7 +234,7 @@ def erase_from(
     if data is not None:
         curvature = _with_data(curvature, request.problem, data)
 
-    rows, gradient, loss = request.measured() if leave_out else (None, *request.slope())
+    rows, gradient, loss, taken = request.measured() if leave_out else (None, *request.slope(), None)
     origin = request.problem.theta()
     gradient = gradient + samples.count * curvature.weight_decay * origin
     removed = gradient if curvature.joint is None else gradient + curvature.joint.removed_gradient
@@ -240,6 +243,8 @@ def erase_from(
 
     diagnostics = Diagnostics(
         notes=notes_on(curvature, problem, solved),
+        response="unknown" if curvature.linear is None else problem.loss.response,
+        strain_before=curvature.strain,
         k=samples.count,
         n=curvature.n,
         erased=curvature.erased,
@@ -266,19 +271,29 @@ def erase_from(
     loss_after = _mean_loss(erased_problem, samples.batches)
     if not math.isfinite(loss_after):
         raise Refused(diagnostics.refused("The erased model's loss on the forgotten samples is NaN or infinite."))
+    remaining = None if curvature.scores is None or taken is None else curvature.scores - taken
+    trust = measure_trust(
+        request.problem, erased_problem, samples.batches, solved, scale, right, curvature.ridge_without(samples.count),
+        remaining,
+    )  # fmt: skip
     data_gradient = gradient - samples.count * curvature.weight_decay * origin
     diagnostics = replace(
         diagnostics,
         step_norm=float(step.norm()),
         relative_step=float(step.norm() / problem.theta().norm().clamp_min(torch.finfo(step.dtype).tiny)),
         loss_after=loss_after,
+        swing=trust.swing,
+        strain=trust.strain,
+        stretch=trust.stretch,
         predicted_change=float(data_gradient.double() @ (theta - origin).double()) / samples.count,
         seconds=time.perf_counter() - started,
     )
     reasons = judge(diagnostics) + doubts(diagnostics, curvature) + ([] if solved.converged else [f"{solved.note}."])
     diagnostics = diagnostics.judged(reasons)
     after = _curvature_after(curvature, erased_problem, samples.count, removed, origin, leave_out, policy)
-    after = replace(after, doubted=curvature.doubted or bool(reasons))
+    after = replace(
+        after, doubted=curvature.doubted or bool(reasons), **_scores_after(curvature, remaining, trust, policy)
+    )
     request = replace(request, curvature=curvature)
     return Erasure(erased, step, solved.solution, diagnostics, [request], after, erased_problem, origin)
 
@@ -362,6 +377,13 @@ def _curvature_after(
         mean_loss=None,
         joint=JointState(origin, removed, leave_out, _samples_at_origin(curvature)) if joint else None,
     )
+
+
+def _scores_after(curvature: Curvature, remaining: ScoreSums | None, trust: Trust, policy: str) -> dict[str, Any]:
+    """The sums for the next request: a joint stream goes on from the θ that it began at."""
+    if policy == "joint":
+        return {"scores": remaining}
+    return {"scores": trust.after, "strain": curvature.strain + (trust.strain or 0.0)}
 
 
 def _mean_loss(problem: Problem, batches: list[Batch]) -> float:

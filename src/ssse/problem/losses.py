@@ -15,6 +15,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,11 +28,25 @@ from ssse.system.digests import digest_bytes
 
 LossLike = str | Callable[[Tensor, Tensor], Tensor]
 
+# How ∂²ℓ/∂z² answers a change of z: not at all (least squares), by at most the factor e^|δ| where scores move by δ
+# (logistic and softmax: self-concordance), or in a way that only the user's own function knows.
+Response = Literal["constant", "softmax", "logistic", "unknown"]
+
 
 class Loss(ABC):
     """One sample's data loss ℓ(z, y) and its derivatives in z."""
 
     name: str
+    response: Response = "unknown"
+
+    def swing(self, change: Tensor) -> Tensor | None:
+        """By how much each sample's scores moved, as its curvature sees it, shape (n,); None where that has no units.
+
+        A shift of all scores means nothing to a softmax: there it is the range of the change, else its largest entry.
+        """
+        if self.response == "softmax":
+            return change.amax(1) - change.amin(1)
+        return change.abs().amax(1) if self.response == "logistic" else None
 
     @abstractmethod
     def check(self, y: Tensor, shape: torch.Size) -> None:
@@ -55,6 +71,7 @@ class CrossEntropy(Loss):
     """Softmax: ℓ = −log p_y, y a class index."""
 
     name = "cross_entropy"
+    response = "softmax"
 
     def check(self, y: Tensor, shape: torch.Size) -> None:
         if y.is_floating_point() or y.dim() != 1:
@@ -89,6 +106,7 @@ class BinaryCrossEntropy(Loss):
     """Independent logistic attributes on logits: ℓ = −Σ_a log p(y_a), y ∈ {0, 1} per attribute."""
 
     name = "binary_cross_entropy"
+    response = "logistic"
 
     def check(self, y: Tensor, shape: torch.Size) -> None:
         _check_same_shape(shape, y, "0/1 value")
@@ -117,6 +135,7 @@ class SquaredError(Loss):
     """ℓ = ½‖z − y‖², the negative log-likelihood of a unit Gaussian (F.mse_loss is 2/c of this)."""
 
     name = "mse"
+    response = "constant"
 
     def check(self, y: Tensor, shape: torch.Size) -> None:
         _check_same_shape(shape, y, "number")
@@ -152,6 +171,7 @@ class CustomLoss(Loss):
         if isinstance(function, nn.Module):
             settings += "".join(f", {k}:{_short_digest(v)}" for k, v in function.state_dict().items())
         self.name: str = f"custom:{name}" + (f"({settings})" if settings else "")
+        self.response: Response = _response_of(function)
 
     def _of_one(self, z: Tensor, y: Tensor) -> Tensor:
         output = z if self.shape is None else z.view(self.shape)
@@ -237,6 +257,19 @@ def _is_plain_cross_entropy(loss: object) -> bool:
         and loss.label_smoothing == 0.0
         and loss.ignore_index < 0
     )
+
+
+def _response_of(function: object) -> Response:
+    """Of torch's own losses, whatever their settings: weights and reductions scale a curvature, but not its answer."""
+    while isinstance(function, partial):
+        function = function.func
+    if function is F.mse_loss or isinstance(function, nn.MSELoss):
+        return "constant"
+    if function is F.cross_entropy or isinstance(function, nn.CrossEntropyLoss):
+        return "softmax"
+    if function is F.binary_cross_entropy_with_logits or isinstance(function, nn.BCEWithLogitsLoss):
+        return "logistic"
+    return "unknown"
 
 
 def _short_digest(tensor: Tensor) -> str:

@@ -16,6 +16,7 @@ from ssse.problem.problem import Problem
 from ssse.problem.sample_digests import digest_samples
 from ssse.rows.autodiff import NetworkRows, gradient_rows, held
 from ssse.rows.held import ExplicitRows, HeldRows, LinearRows, Rows
+from ssse.rows.score_sums import ScoreSums
 from ssse.system.digests import bytes_of, digest_lines
 
 RowName = Literal["empirical", "expected", "sampled"]
@@ -62,12 +63,13 @@ class RowKind:
 
 @dataclass
 class Measured:
-    """One batch, seen at θ*: its rows, and the sums of its losses and gradients."""
+    """One batch, seen at θ*: its rows, the sums of its losses and gradients, and of a linear model its `ScoreSums`."""
 
     rows: Rows
     loss: float
     gradient: Tensor
     count: int
+    scores: ScoreSums | None = None
 
 
 def measure(problem: Problem, kind: RowKind, batch: Batch) -> Measured:
@@ -83,7 +85,11 @@ def measure(problem: Problem, kind: RowKind, batch: Batch) -> Measured:
     else:
         slope = _make_rows(problem, x, features, problem.loss.gradient(z, y).unsqueeze(1))
     gradient = slope.transposed_times(z.new_ones(len(y)))
-    return Measured(rows, total, gradient, len(y))
+    scores = None
+    if isinstance(rows, LinearRows):
+        energy = rows.times(problem.theta()).square().sum(dtype=torch.float64)
+        scores = ScoreSums(float(cores.square().sum(dtype=torch.float64)), float(energy))
+    return Measured(rows, total, gradient, len(y), scores)
 
 
 def measure_held(problem: Problem, kind: RowKind, batch: Batch, salt: bytes | None = None) -> tuple[HeldRows, Measured]:

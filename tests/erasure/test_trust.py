@@ -1,0 +1,174 @@
+"""How far a step can be trusted: three measures against their definitions over all samples, and what they see."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
+from torch import Tensor, nn
+
+import ssse
+from ssse.verdict import TRUSTED_STRAIN, TRUSTED_STRETCH, TRUSTED_SWING, distrust
+from tests.support import dense, problems
+
+DECAY = 1e-2
+LINEAR = [problems.converged(problems.linear(loss, n=60), DECAY) for loss in ("cross_entropy", "binary_cross_entropy")]
+STRUCTURES = ["dense", "lowrank", "matrix_free"]
+
+
+def fit(sample: problems.Sample, **options) -> ssse.Curvature:
+    return ssse.Curvature.fit(sample.model, sample.loss, sample.data, weight_decay=DECAY, progress=False, **options)
+
+
+def softmax_model(x: Tensor, y: Tensor, decay: float) -> problems.Sample:
+    model = nn.Linear(x.shape[1], int(y.max()) + 1).double().eval()
+    for p in model.parameters():
+        nn.init.zeros_(p)
+    return problems.converged(problems.Sample("softmax", model, "cross_entropy", x, y), decay)
+
+
+def recognised(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    with torch.no_grad():
+        return float((model(x).argmax(1) == y).double().mean())
+
+
+def wanted_measures(sample: problems.Sample, forget: slice, step: Tensor, rows: Tensor) -> tuple[float, float, float]:
+    """By their definitions, with all samples at hand; `rows`: of those who stay, at the θ where they were taken."""
+    gram = rows.T @ rows
+    stays = len(sample.x) - len(sample.x[forget])
+    theta, ridge = dense.theta(sample.model), stays * DECAY
+    curved = float(step @ gram @ step)
+    mass = 0.0
+    for z in torch.cat([sample.model(sample.x[: forget.start]), sample.model(sample.x[forget.stop :])]).detach():
+        if sample.loss == "cross_entropy":
+            mass += 1 - float(z.softmax(0).square().sum())
+        else:
+            mass += float((z.sigmoid() * (1 - z.sigmoid())).sum())
+    layer = sample.model
+    assert isinstance(layer, nn.Linear)
+    weight = step[: layer.weight.numel()].view_as(layer.weight)
+    change = sample.x[forget] @ weight.T + step[layer.weight.numel() :]
+    moved = change.amax(1) - change.amin(1) if sample.loss == "cross_entropy" else change.abs().amax(1)
+    along = float(theta @ gram @ theta) + ridge * float(theta @ theta)
+    stretch = 0.5 * curved * float(theta.norm()) / (along * float(step.norm()))
+    return float(moved.mean()), math.sqrt(curved / mass), stretch
+
+
+@pytest.mark.parametrize("sample", LINEAR, ids=lambda s: s.name)
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("scale", [1.0, 0.4])
+def test_the_measures_are_those_of_their_definitions(sample, structure, scale):
+    forget = slice(4, 13)
+    erasure = ssse.erase(sample.model, fit(sample, structure=structure), forget=sample.part(forget), scale=scale)
+    stays = torch.cat([torch.arange(4), torch.arange(13, 60)])
+    rows = dense.expected_rows(sample.model, sample.loss, sample.x[stays], sample.y[stays])
+    found = erasure.diagnostics
+    assert (found.swing, found.strain, found.stretch) == pytest.approx(
+        wanted_measures(sample, forget, erasure.step, rows), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("sample", LINEAR, ids=lambda s: s.name)
+@pytest.mark.parametrize("policy", ["rebase", "joint"])
+def test_the_sums_go_on_with_a_stream(sample, policy):
+    """After a request they are those of the rows that stay: at the first θ of a joint stream, else at the new one."""
+    first, rest = slice(0, 5), torch.arange(5, 60)
+    erasure = ssse.erase(sample.model, fit(sample), forget=sample.part(first), policy=policy)
+    rows = dense.expected_rows(sample.model, sample.loss, sample.x[rest], sample.y[rest])
+    at = dense.theta(sample.model if policy == "joint" else erasure.model)
+    after = erasure.curvature
+    assert after.scores is not None
+    assert after.scores.energy == pytest.approx(float((rows @ at).square().sum()), rel=1e-6)
+    strain = erasure.diagnostics.strain
+    assert strain is not None
+    assert after.strain == (0.0 if policy == "joint" else strain)
+    again = ssse.erase(erasure.model, after, forget=sample.part(slice(5, 8)), policy=policy)
+    assert again.diagnostics.strain_before == after.strain
+
+
+def test_the_sums_are_kept_on_disk_and_added_by_merging(tmp_path):
+    sample = LINEAR[0]
+    curvature = fit(sample, structure="dense")
+    curvature.save(tmp_path / "curvature")
+    assert ssse.Curvature.load(tmp_path / "curvature").scores == curvature.scores
+    parts = [
+        ssse.Curvature.fit(sample.model, sample.loss, sample.part(part), weight_decay=DECAY, structure="dense")
+        for part in (slice(0, 25), slice(25, 60))
+    ]
+    merged = ssse.Curvature.merge(parts).scores
+    assert merged is not None
+    assert curvature.scores is not None
+    assert (merged.mass, merged.energy) == pytest.approx((curvature.scores.mass, curvature.scores.energy))
+
+
+def test_a_whole_class_that_is_still_recognised_is_not_ok():
+    """A tenth of the digits in one step: a third of them are still recognised, and nobody retrained would know one."""
+    digits = load_digits()
+    x, y = torch.tensor(digits.data / 16), torch.tensor(digits.target)
+    sample = softmax_model(x, y, 1e-3)
+    curvature = ssse.Curvature.fit(sample.model, "cross_entropy", sample.data, weight_decay=1e-3, progress=False)
+    eights = y == 8
+    erasure = ssse.erase(sample.model, curvature, forget=[(x[eights], y[eights])])
+    assert recognised(erasure.model, x[eights], y[eights]) > 0.1
+    assert erasure.diagnostics.verdict == "caution"
+    assert any("the scores of the forgotten samples move by" in reason for reason in erasure.diagnostics.reasons)
+    few = torch.arange(0, 1797, 60)
+    calm = ssse.erase(sample.model, curvature, forget=[(x[few], y[few])]).diagnostics
+    assert calm.verdict == "ok"
+
+
+def test_mislabelled_samples_of_a_small_data_set_are_not_ok():
+    data = load_breast_cancer()
+    x, y = torch.tensor(data.data), torch.tensor(data.target)
+    x = (x - x.mean(0)) / x.std(0)
+    wrong = torch.arange(0, 569, 19)
+    y[wrong] = 1 - y[wrong]
+    sample = softmax_model(x, y, 1e-4)
+    curvature = ssse.Curvature.fit(sample.model, "cross_entropy", sample.data, weight_decay=1e-4, progress=False)
+    erasure = ssse.erase(sample.model, curvature, forget=[(x[wrong], y[wrong])])
+    stays = torch.ones(569, dtype=torch.bool)
+    stays[wrong] = False
+    twin = softmax_model(x[stays], y[stays], 1e-4)
+    gone = dense.theta(twin.model) - dense.theta(sample.model)
+    left = dense.theta(twin.model) - dense.theta(erasure.model)
+    assert float(left.norm() / gone.norm()) > 0.35
+    assert erasure.diagnostics.verdict == "caution"
+
+
+def test_least_squares_is_ok_however_much_goes():
+    data = load_diabetes()
+    x, y = torch.tensor(data.data * 20), torch.tensor(data.target / 100)[:, None]
+    sample = problems.converged(problems.Sample("ridge", nn.Linear(10, 1).double().eval(), "mse", x, y), 0.1)
+    curvature = ssse.Curvature.fit(sample.model, "mse", sample.data, weight_decay=0.1, progress=False)
+    found = ssse.erase(sample.model, curvature, forget=sample.part(slice(0, 220))).diagnostics
+    assert (found.verdict, found.reasons) == ("ok", ())
+
+
+def test_what_a_loss_of_ones_own_does_to_the_curvature_is_not_known():
+    sample = LINEAR[0]
+
+    def own(z: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(z, y)
+
+    def erased(loss) -> ssse.Diagnostics:
+        curvature = ssse.Curvature.fit(sample.model, loss, sample.data, weight_decay=DECAY, progress=False)
+        return ssse.erase(sample.model, curvature, loss, sample.part(slice(0, 1))).diagnostics
+
+    found = erased(own)
+    assert found.verdict == "caution"
+    assert any("a function of your own" in reason for reason in found.reasons)
+    assert found.swing is None
+    torchs = erased(nn.CrossEntropyLoss(reduction="sum", ignore_index=0))  # a custom one to us, and logits to torch
+    assert torchs.swing is not None
+    assert not any("a function of your own" in reason for reason in torchs.reasons)
+
+
+def test_distrust_names_what_it_saw():
+    assert distrust(TRUSTED_SWING, TRUSTED_STRAIN, TRUSTED_STRETCH) == []
+    assert "forgotten samples move by 3" in distrust(3.0, 0.0, 0.0)[0]
+    assert "stay by 0.4" in distrust(0.0, 0.4, 0.0)[0]
+    assert "off by 40% of the step" in distrust(0.0, 0.0, 0.4)[0]
+    assert distrust(math.nan, 0.0, 0.0)
+    assert distrust(0.0, math.inf, 0.0)
