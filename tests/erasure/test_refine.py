@@ -307,6 +307,9 @@ def test_how_the_data_is_cut_does_not_matter(make_sample):
     loader = DataLoader(TensorDataset(sample.x, sample.y), batch_size=4)
     parts = ssse.refine(sample.model, curvature, sample.loss, loader, steps=3, progress=False)
     assert torch.equal(whole.step, parts.step)
+    shuffled = DataLoader(TensorDataset(sample.x, sample.y), batch_size=4, shuffle=True)  # each pass in another order
+    mixed = ssse.refine(sample.model, curvature, retained=shuffled, steps=3, progress=False)
+    torch.testing.assert_close(mixed.step, whole.step, rtol=1e-4, atol=1e-6)
 
 
 def test_only_theta_moves():

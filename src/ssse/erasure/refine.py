@@ -196,8 +196,9 @@ def _fits(problem: Problem, curvature: Curvature) -> bool:
     assert problem.linear is not None
     inputs, outputs = problem.linear.inputs + problem.linear.bias, problem.linear.outputs
     size = torch.finfo(problem.dtype).bits // 8
-    # of two points at a time: where we are, and the trial
-    return curvature.n * (2 * (inputs + outputs) + outputs**2) * size <= 0.5 * memory_budget(problem.device, None)
+    points = 3  # where it began, where it is, and the trial
+    needed = curvature.n * (points * (inputs + outputs) + outputs**2) * size
+    return needed <= 0.5 * memory_budget(problem.device, None)
 
 
 def _newton(curvature: Curvature, problem: Problem) -> Newton:
@@ -257,7 +258,9 @@ def _curvature_after(
 
 def _notes_on(curvature: Curvature, problem: Problem, drift: float | None, convex: bool) -> tuple[str, ...]:
     notes = []
-    if not convex:
+    if problem.linear is not None and not convex:
+        notes.append("The loss is one of your own: this is the refit's minimum only if it is convex.")
+    if problem.linear is None:
         notes.append(
             "This is fine-tuning on what remains, by quasi-Newton steps: a lower objective says that the remaining "
             "samples are fitted, not that the forgotten ones left no trace."

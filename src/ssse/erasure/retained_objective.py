@@ -114,7 +114,7 @@ class RetainedObjective:
         return float(losses.detach().sum(dtype=torch.float64)), slope.double()
 
     def _of_linear(self, batch: Batch, kept: list[LinearBatch]) -> tuple[float, Tensor]:
-        """The same in closed form, from one forward pass whose features are kept."""
+        """The same in closed form, from one forward pass whose features are kept: each pass has an order of its own."""
         (x, y), linear, loss = batch, self._problem.linear, self._problem.loss
         z, features = self._problem.forward(x)
         assert linear is not None
