@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ssse
 from ssse.errors import InvalidData, InvalidSetting, ModelMismatch, NotPositiveDefinite, PrecisionLost
 from ssse.metrics.objective import objective
+from ssse.problem.losses import LossLike
 from tests.support import dense, problems
 from tests.support.sizes import fuzzed
 
@@ -50,7 +51,7 @@ class Case:
     def retained(self) -> list[tuple[Tensor, Tensor]]:
         return [(self.x[~self.forgotten], self.y[~self.forgotten])]
 
-    def erased(self, loss="cross_entropy") -> ssse.Erasure:
+    def erased(self, loss: LossLike = "cross_entropy") -> ssse.Erasure:
         options = {"weight_decay": self.decay, "structure": "dense", "blocks": "one", "rows": "expected"}
         curvature = ssse.Curvature.fit(self.model, loss, [(self.x, self.y)], **options)
         return ssse.erase(self.model, curvature, loss, [(self.x[self.forgotten], self.y[self.forgotten])])
@@ -65,7 +66,7 @@ def table(name: str) -> tuple[Tensor, Tensor]:
         x, y = load_digits(return_X_y=True)
         x = x.reshape(-1, 4, 2, 4, 2).mean((2, 4)).reshape(-1, 16) / 16  # pooled
     else:
-        x, y = {"cancer": load_breast_cancer, "wine": load_wine}[name](return_X_y=True)
+        x, y = map(np.asarray, {"cancer": load_breast_cancer, "wine": load_wine}[name](return_X_y=True))
         x = (x - x.mean(0)) / x.std(0)
     return torch.tensor(np.column_stack([x, np.ones(len(x))])), torch.tensor(y).long()
 
@@ -151,7 +152,9 @@ def test_features_that_do_not_fit_are_not_kept(monkeypatch):
 def test_from_a_destroyed_model_it_still_goes_down(loss, factor):
     sample = problems.linear("cross_entropy", n=60)
     with torch.no_grad():
-        sample.model.weight.copy_(factor * torch.randn(3, 5, generator=torch.Generator().manual_seed(3)))
+        sample.model.get_parameter("weight").copy_(
+            factor * torch.randn(3, 5, generator=torch.Generator().manual_seed(3))
+        )
     options = {"weight_decay": DECAY, "structure": "dense", "rows": "empirical"}
     curvature = ssse.Curvature.fit(sample.model, loss, sample.data, **options)
     refined = ssse.refine(sample.model, curvature, loss, sample.data, steps=300, progress=False)

@@ -25,6 +25,7 @@ class QuasiNewton(Directions):
 
     def __init__(self, solve: Product):
         self._solve = solve
+        self._scale = 1.0  # of C⁻¹, as the last step had it: a C that is too small everywhere costs one pass only
         self._last: tuple[Point, Tensor] | None = None  # the latest point, and C⁻¹ times its gradient
         # Steps, changes of the gradient, C⁻¹ times these, and the curvature along the step. The third makes one solve
         # a step enough: C⁻¹q of the two-loop recursion is put together from what is known.
@@ -38,6 +39,7 @@ class QuasiNewton(Directions):
             rest -= share * change
             result -= share * solution
             shares.append(share)
+        result *= self._scale
         for (moved, change, _, curvature), share in zip(self._pairs, reversed(shares), strict=True):
             result += (share - float(dot(change, result)) / curvature) * moved
         return -result
@@ -45,13 +47,16 @@ class QuasiNewton(Directions):
     def learn(self, old: Point, new: Point) -> None:
         """A pair without positive curvature is left out: the estimate must stay positive definite."""
         moved, change, before = new.theta - old.theta, new.gradient - old.gradient, self._solved(old)
-        curvature = float(dot(moved, change))
-        if curvature > 1e-3 * torch.finfo(moved.dtype).eps * float(moved.norm()) * float(change.norm()):
-            self._pairs.append((moved, change, self._solved(new) - before, curvature))
+        solution = self._solved(new) - before
+        met, stored = float(dot(moved, change)), float(dot(change, solution))
+        if stored > 0 and met > 1e-3 * torch.finfo(moved.dtype).eps * float(moved.norm()) * float(change.norm()):
+            self._pairs.append((moved, change, solution, met))
+            self._scale = met / stored
 
     def start_again(self) -> bool:
         learnt = bool(self._pairs)
         self._pairs.clear()
+        self._scale = 1.0
         return learnt
 
     def _solved(self, point: Point) -> Tensor:
