@@ -17,7 +17,7 @@ Ending = Literal["tolerance", "rounding", "steps"]
 
 TRIALS = 30  # of one direction, at most; each is shorter by half at least
 SLOPE = 1e-4  # the share of the decrease that the slope promises, below which a trial is too long (Armijo)
-NOISE = 8.0  # units in the last place within which two objectives count as equal
+NOISE = 2.0  # units in the last place of what an objective is a sum of, within which two of them count as equal
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,14 @@ class Point:
     """θ, the objective there (infinite where it is NaN), and its gradient, shape (d,).
 
     Attributes:
+        magnitude: of the numbers that the objective is a difference of, for its rounding: outputs, mostly.
         batches: the data as seen at this θ, where the model is linear in θ and they are kept.
     """
 
     theta: Tensor
     value: float
     gradient: Tensor
+    magnitude: float
     batches: Sequence[LinearBatch] = field(default=(), repr=False)
 
 
@@ -133,4 +135,4 @@ def _shorter(rise: float, slope: float, slope_there: float) -> float:
 
 
 def _noise(point: Point) -> float:
-    return NOISE * torch.finfo(point.theta.dtype).eps * abs(point.value)
+    return NOISE * torch.finfo(point.theta.dtype).eps * point.magnitude

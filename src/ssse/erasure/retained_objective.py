@@ -84,12 +84,13 @@ class RetainedObjective:
         with torch.no_grad():
             for name, value in self._problem.layout.unflatten(theta).items():
                 self._leaves[name].copy_(value)
-        loss, count, kept = 0.0, 0, list[LinearBatch]()
+        loss, size, count, kept = 0.0, 0.0, 0, list[LinearBatch]()
         gradient = torch.zeros(len(theta), dtype=torch.float64, device=theta.device)
         for batch in self._batches():
             look(batch)
-            total, slope = self._of_linear(batch, kept) if self.keeps else self._of_any(batch)
+            z, total, slope = self._of_linear(batch, kept) if self.keeps else self._of_any(batch)
             loss, gradient, count = loss + total, gradient + slope, count + len(batch[1])
+            size += float(z.abs().amax(1).sum(dtype=torch.float64))
             self._advance(len(batch[1]))
         self.passes += 1
         self._check_count(count)
@@ -97,23 +98,25 @@ class RetainedObjective:
         gradient = gradient / count + decay * wide
         value = loss / count + decay / 2 * float(wide @ wide)
         finite = math.isfinite(value) and bool(torch.isfinite(gradient).all())
-        return Point(theta, value if finite else math.inf, gradient.to(theta.dtype), kept)
+        magnitude = abs(value) + size / count  # a softmax loss is a difference of outputs
+        return Point(theta, value if finite else math.inf, gradient.to(theta.dtype), magnitude, kept)
 
     def mean_loss(self, point: Point) -> float:
         """(1/n) Σ ℓᵢ."""
         wide = point.theta.double()
         return point.value - self._curvature.weight_decay / 2 * float(wide @ wide)
 
-    def _of_any(self, batch: Batch) -> tuple[float, Tensor]:
-        """Σ ℓ and Σ ∇ℓ, by one forward and one backward pass."""
+    def _of_any(self, batch: Batch) -> tuple[Tensor, float, Tensor]:
+        """z, Σ ℓ and Σ ∇ℓ, by one forward and one backward pass."""
         x, y = batch
         with torch.enable_grad():
-            losses = self._problem.loss.values(flat_outputs(self._problem.outputs_of(x)), y)
+            z = flat_outputs(self._problem.outputs_of(x))
+            losses = self._problem.loss.values(z, y)
             slopes = torch.autograd.grad(losses.sum(), list(self._leaves.values()))
         slope = self._problem.layout.flatten(dict(zip(self._leaves, slopes, strict=True)))
-        return float(losses.detach().sum(dtype=torch.float64)), slope.double()
+        return z.detach(), float(losses.detach().sum(dtype=torch.float64)), slope.double()
 
-    def _of_linear(self, batch: Batch, kept: list[LinearBatch]) -> tuple[float, Tensor]:
+    def _of_linear(self, batch: Batch, kept: list[LinearBatch]) -> tuple[Tensor, float, Tensor]:
         """The same in closed form, from one forward pass whose features are kept: each pass has an order of its own."""
         (x, y), linear, loss = batch, self._problem.linear, self._problem.loss
         z, features = self._problem.forward(x)
@@ -123,7 +126,7 @@ class RetainedObjective:
             features = torch.cat([features, features.new_ones(len(features), 1)], dim=1)
         kept.append(LinearBatch(features, z, y))
         slope = LinearRows(features, loss.gradient(z, y).unsqueeze(1), linear).transposed_times(z.new_ones(len(y)))
-        return float(loss.values(z, y).sum(dtype=torch.float64)), slope.double()
+        return z, float(loss.values(z, y).sum(dtype=torch.float64)), slope.double()
 
     def _batches(self) -> Iterator[Batch]:
         read = (read_batch(batch, self._problem.device) for batch in self._data)
