@@ -92,6 +92,18 @@ def test_head_of_a_network(run):
     assert nines_after < 0.7 * nines
 
 
+def test_refine_a_class(run):
+    printed = run("refine_a_class.py")
+    far = {label: numbers_after(label, printed)[-2:] for label in ("trained", "erased", "refined, 10 steps")}
+    three = numbers_after("refined, 3 steps", printed)
+    assert three[0] == 4  # passes, one more than steps
+    assert 0.1 > three[1] > far["refined, 10 steps"][0]
+    assert far["trained"][0] == 1 > far["erased"][0] > three[1]
+    assert far["refined, 10 steps"][0] < 1e-6
+    assert numbers_after("refined, 1 step ", printed)[-1] >= far["erased"][1] > far["trained"][1]
+    assert "converged" in printed
+
+
 def test_inbox(run):
     printed = run("inbox.py")
     assert printed.startswith("1437 samples, 650 parameters\n")

@@ -56,6 +56,28 @@ def test_cuda_erases_as_the_cpu_does(way, kind, make, tmp_path):
         torch.testing.assert_close((first.step + second.step).cpu(), wanted.step, rtol=1e-5, atol=1e-8)
 
 
+REFINED = [problems.linear("cross_entropy", n=60), problems.mlp(n=60), problems.conv(n=40)]
+
+
+@pytest.mark.parametrize("structure", ["dense", "lowrank", "matrix_free"])
+@pytest.mark.parametrize("sample", REFINED, ids=lambda s: s.name)
+def test_cuda_refines_as_the_cpu_does(sample, structure):
+    forget, retained, found = sample.part(slice(0, 5)), sample.part(slice(5, None)), []
+    for model in (sample.model, copy.deepcopy(sample.model).cuda()):
+        options = {"damping": 1e-2, "weight_decay": 1e-2, "structure": structure, "progress": False}
+        curvature = ssse.Curvature.fit(model, sample.loss, sample.data, **options)
+        erasure = ssse.erase(model, curvature, sample.loss, forget)
+        found.append(ssse.refine(erasure.model, erasure.curvature, sample.loss, retained, steps=3, progress=False))
+    here, there = found
+    assert there.step.device.type == "cuda"
+    assert there.objective_after < there.objective_before
+    assert (there.steps, there.passes, there.method) == (here.steps, here.passes, here.method)
+    assert there.objective_after == pytest.approx(here.objective_after, rel=1e-6)
+    torch.testing.assert_close(there.step.cpu(), here.step, rtol=1e-4, atol=1e-6)
+    other = there.curvature.to("cpu")
+    assert ssse.refine(there.model.cpu(), other, sample.loss, retained, steps=1, progress=False).steps <= 1
+
+
 LINEAR, NETWORK = problems.linear("cross_entropy", n=60), problems.mlp(n=60)
 METHODS: dict[str, dict] = {
     "gradient_ascent": {},

@@ -30,6 +30,8 @@ erasure: ssse.Erasure = ssse.erase(model, ssse.Curvature.load("folder"), forget=
 new: nn.Module = erasure.model
 step: Tensor = erasure.step
 verdict: str = erasure.diagnostics.verdict
+refinement: ssse.Refinement = ssse.refine(new, erasure.curvature, "cross_entropy", data, steps=3)
+lower: bool = refinement.converged and refinement.objective_after < refinement.objective_before
 again: ssse.Erasure = ssse.erase(new, erasure.curvature, "cross_entropy", data)
 
 evaluation: ssse.Evaluation = ssse.evaluate({"original": model, "erased": new}, {"forgotten": data, "retained": data})

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from ssse.erasure.diagnostics import Diagnostics as Diagnostics
     from ssse.erasure.erase import Erasure as Erasure
     from ssse.erasure.erase import erase as erase
+    from ssse.erasure.refine import Refinement as Refinement
+    from ssse.erasure.refine import refine as refine
     from ssse.errors import Refused as Refused
     from ssse.errors import SSSEError as SSSEError
     from ssse.evaluation.evaluate import evaluate as evaluate
@@ -61,6 +63,8 @@ _HOMES = {
     "Diagnostics": "ssse.erasure.diagnostics",
     "Erasure": "ssse.erasure.erase",
     "erase": "ssse.erasure.erase",
+    "Refinement": "ssse.erasure.refine",
+    "refine": "ssse.erasure.refine",
     "Refused": "ssse.errors",
     "SSSEError": "ssse.errors",
     "Workspace": "ssse.workspace.workspace",
@@ -77,6 +81,7 @@ __all__ = [
     "LowRank",
     "MatrixFree",
     "Recurrence",
+    "Refinement",
     "Refused",
     "SSSEError",
     "Scan",
@@ -89,6 +94,7 @@ __all__ = [
     "four_splits",
     "metrics",
     "plan",
+    "refine",
     "reproduce",
     "scan",
     "sklearn",

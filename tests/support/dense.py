@@ -36,6 +36,32 @@ def jacobian_of_one(model: nn.Module, x: Tensor) -> Tensor:
     return torch.stack([flat(torch.autograd.grad(zc, trainable(model), retain_graph=True)) for zc in z])
 
 
+def softmax_minimum(x: Tensor, y: Tensor, classes: int, decay: float) -> Tensor:
+    """Weights (classes × features) that minimise the mean cross-entropy plus (decay/2)‖W‖², by damped Newton steps."""
+    n, p = x.shape
+    hot, weights = F.one_hot(y, classes).to(x), x.new_zeros(classes, p)
+
+    def objective(w: Tensor) -> float:
+        return float(F.cross_entropy(x @ w.T, y) + decay / 2 * (w**2).sum())
+
+    for _ in range(100):
+        chance = (x @ weights.T).softmax(1)
+        slope = ((chance - hot).T @ x / n + decay * weights).reshape(-1)
+        hessian = decay * torch.eye(classes * p, dtype=x.dtype)
+        for a in range(classes):
+            for b in range(classes):
+                weight = chance[:, a] * ((a == b) * 1.0 - chance[:, b])
+                hessian[a * p : (a + 1) * p, b * p : (b + 1) * p] += x.T @ (weight[:, None] * x) / n
+        step = -torch.linalg.solve(hessian, slope)
+        fall, length, here = float(slope @ step), 1.0, objective(weights)
+        if -fall < 1e-22:
+            return weights + step.view_as(weights)
+        while objective(weights + length * step.view_as(weights)) > here + 1e-4 * length * fall + 1e-15 * here:
+            length /= 2
+        weights = weights + length * step.view_as(weights)
+    raise AssertionError("no minimum was reached")
+
+
 def empirical_rows(model: nn.Module, loss: str, x: Tensor, y: Tensor) -> Tensor:
     return torch.stack([gradient(model, LOSSES[loss], x[i : i + 1], y[i : i + 1]) for i in range(len(x))])
 
