@@ -26,6 +26,7 @@ SUBJECTS = (
     "growth",
     "scanning",
     "calibration",
+    "network_scale",
     "multi_attribute",
     "thousand_requests",
     "sklearn_refits",

@@ -28,7 +28,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: "-".join(map(str, w.values())))
-@pytest.mark.parametrize("kind", ["empirical", "expected", "sampled"])
+@pytest.mark.parametrize("kind", ["empirical", "expected", "margin", "sampled"])
 @pytest.mark.parametrize("make", [lambda: problems.linear("cross_entropy"), problems.mlp, problems.conv])
 def test_cuda_erases_as_the_cpu_does(way, kind, make, tmp_path):
     sample = make()

@@ -222,6 +222,13 @@ def test_a_network_asks_the_attack_first():
     )
     assert curvature.linear is None
     given = {"data": sample.data, "held_out": sample.part(slice(0, 6)), "residual": True, "progress": False}
+    with pytest.raises(
+        ssse.Undecided, match="there is no signal to choose ε by"
+    ):  # and the loss decides nothing either
+        ssse.calibrate(sample.model, curvature, sample.loss, sample.part(slice(0, 6)), **given)
+    curvature = ssse.Curvature.fit(
+        sample.model, sample.loss, sample.data, damping=1e-2, rows="empirical", progress=False
+    )
     found = ssse.calibrate(sample.model, curvature, sample.loss, sample.part(slice(0, 6)), **given)
     assert "passed over attack_parity" in found.reason
 

@@ -99,9 +99,9 @@ def test_what_does_not_fit_names_what_does():
     asked, fits = str(caught.value).split("This would fit:")
     assert planning.human_bytes(budget) in asked
     assert "expected rows, dense, 1 block, float64" in asked.split("Asked for:")[1]
-    assert "empirical rows, lowrank, float64" in fits
+    assert "margin rows, lowrank, float64" in fits
     assert "dense, 1 block" not in fits
-    assert fit(sample, structure="lowrank", rows="empirical", memory_budget=budget).n == 30  # as promised
+    assert fit(sample, structure="lowrank", rows="margin", memory_budget=budget).n == 30  # as promised
 
 
 def test_where_nothing_held_fits_there_is_still_matrix_free():

@@ -30,6 +30,11 @@ CASES = [
 ]
 every_case = pytest.mark.parametrize("sample", CASES, ids=lambda s: s.name)
 every_kind = pytest.mark.parametrize("kind", ["empirical", "expected"])
+of_every_kind = pytest.mark.parametrize(
+    ("sample", "kind"),
+    [(sample, kind) for sample in CASES for kind in dense.ROWS if (sample.loss, kind) != ("mse", "margin")],
+    ids=lambda case: getattr(case, "name", case),
+)
 
 
 def fit(sample: problems.Sample, **options) -> ssse.Curvature:
@@ -41,13 +46,12 @@ def assert_near(found: Tensor, wanted: Tensor, tolerance: float = 1e-9) -> None:
     assert float((found - wanted).norm() / wanted.norm()) < tolerance
 
 
-@every_case
-@every_kind
+@of_every_kind
 @pytest.mark.parametrize("leave_out", [True, False])
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 def test_the_step_is_the_one_of_the_formula(sample, kind, leave_out, scale):
     forget, n = slice(3, 8), len(sample.x)
-    make = {"empirical": dense.empirical_rows, "expected": dense.expected_rows}[kind]
+    make = dense.ROWS[kind]
     rows = make(sample.model, sample.loss, sample.x, sample.y)
     rows_forget = make(sample.model, sample.loss, sample.x[forget], sample.y[forget])
     batch = (sample.x[forget], sample.y[forget])
@@ -326,6 +330,7 @@ def test_caution_when_conjugate_gradients_stop_early():
     [
         ({"rows": "empirical"}, "the scale ε must be chosen"),
         ({"rows": "sampled"}, "the scale ε must be chosen"),
+        ({"rows": "margin"}, "Margin rows leave out how the classes but a sample's own share what is left"),
         ({"structure": "diagonal", "blocks": "auto"}, "keeps only a part of the curvature"),
         ({"structure": ssse.LowRank(rank=5), "blocks": "auto"}, "keeps only a part of the curvature"),
         ({"blocks": "output"}, "between its 3 blocks is left out"),
@@ -342,6 +347,16 @@ def test_ok_is_said_of_the_newton_step_alone(options, reason):
     found = ssse.erase(sample.model, fit(sample, **{"damping": DECAY, **options}), sample.loss, forget).diagnostics
     assert found.verdict == "caution"
     assert any(reason in line for line in found.reasons), found.reasons
+
+
+def test_margin_rows_of_two_classes_or_attributes_are_the_newton_step_too():
+    for sample in (problems.linear("cross_entropy", n=60, c=2), problems.linear("binary_cross_entropy", n=60)):
+        sample = problems.converged(sample, DECAY)
+        found = ssse.erase(sample.model, fit(sample, damping=DECAY, rows="margin"), sample.loss, sample.part(slice(2)))
+        assert not [line for line in found.diagnostics.reasons if "argin" in line or "scale" in line]
+        other = ssse.erase(sample.model, fit(sample, damping=DECAY), sample.loss, sample.part(slice(2)))
+        assert found.diagnostics.verdict == other.diagnostics.verdict
+        assert_near(found.step, other.step)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,26 @@ def expected_rows(model: nn.Module, loss: str, x: Tensor, y: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
+def margin_rows(model: nn.Module, loss: str, x: Tensor, y: Tensor) -> Tensor:
+    """√(p(1−p))∇φ for each margin φ of each sample, where the loss is Σ log(1 + e^−φ)."""
+    rows = []
+    for i in range(len(x)):
+        z = model(x[i : i + 1])[0]
+        if loss == "cross_entropy":
+            others = [j for j in range(len(z)) if j != int(y[i])]
+            margins = [z[y[i]] - z[others].exp().sum().log()]
+        else:
+            margins = [z[a] if y[i, a] == 1 else -z[a] for a in range(len(z))]
+        for phi in margins:
+            p = phi.detach().sigmoid()
+            slope = flat(torch.autograd.grad(phi, trainable(model), retain_graph=True))
+            rows.append((p * (1 - p)).sqrt() * slope)
+    return torch.stack(rows)
+
+
+ROWS = {"empirical": empirical_rows, "expected": expected_rows, "margin": margin_rows}
+
+
 def gram(rows: Tensor, n: int, damping: float) -> Tensor:
     """C = λI + RᵀR/n."""
     return damping * torch.eye(rows.shape[1], dtype=rows.dtype) + rows.T @ rows / n

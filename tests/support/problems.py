@@ -94,12 +94,12 @@ def exactly_singular(dtype: torch.dtype = torch.float64) -> Sample:
     return Sample("singular", model, "mse", torch.ones(4, 5, dtype=dtype), torch.zeros(4, 3, dtype=dtype))
 
 
-def mlp(loss: str = "cross_entropy", n: int = 30, seed: int = 0, dtype=torch.float64) -> Sample:
+def mlp(loss: str = "cross_entropy", n: int = 30, seed: int = 0, dtype=torch.float64, c: int = 3) -> Sample:
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).to(dtype).eval()
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, c)).to(dtype).eval()
     x = torch.randn(n, 4, generator=generator, dtype=dtype)
-    return Sample(f"mlp-{loss}", model, loss, x, labels(loss, n, 3, generator, dtype))
+    return Sample(f"mlp-{loss}", model, loss, x, labels(loss, n, c, generator, dtype))
 
 
 def tied(n: int = 20, seed: int = 0) -> Sample:

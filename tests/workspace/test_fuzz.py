@@ -75,7 +75,7 @@ TRICKY = {  # values that have the right type and no meaning, or an odd one
     "fit.rank": [1, 2**31 - 1],
     "fit.blocks": [1, 2**31 - 1, "output"],
     "fit.structure": ["lowrank", "diagonal", "matrix_free", "recurrence"],
-    "fit.rows": ["empirical", "sampled"],
+    "fit.rows": ["empirical", "margin", "sampled"],
     "fit.rows_per_batch": [2, 2**31 - 1],
     "fit.dtype": ["float32"],
     "fit.preconditioner": ["diagonal", "nonsense"],

@@ -65,6 +65,7 @@ CASES = {
     "matrix-free-joint": Case(fit={"structure": "matrix_free"}, erase={"policy": "joint"}),
     "diagonal": Case(fit={"structure": "diagonal"}),
     "sampled": Case(fit={"structure": "dense", "rows": "sampled", "seed": 4}),
+    "margin": Case(fit={"structure": "lowrank", "rows": "margin"}),
     "empirical-all-rows": Case(fit={"rows": "empirical"}, erase={"leave_out": False}),
     "head-of-batch-norm": Case("tests.support.commands:batch_norm", {}, fit={"parameters": "head"}),
     "named-parameters": Case("tests.support.commands:batch_norm", {}, fit={"parameters": ["3.weight"]}),

@@ -80,6 +80,7 @@ OPTIONS = {  # of each command: the option, what is given, the key, what it mean
         ("--weight-decay", "1", "fit.weight_decay", 1.0),
         ("--damping", "2", "fit.damping", 2.0),
         ("--rows", "sampled", "fit.rows", "sampled"),
+        ("--rows", "margin", "fit.rows", "margin"),
         ("--structure", "diagonal", "fit.structure", "diagonal"),
         ("--parameters", "a.b,c", "fit.parameters", ["a.b", "c"]),
         ("--parameters", "head", "fit.parameters", "head"),
@@ -91,6 +92,7 @@ OPTIONS = {  # of each command: the option, what is given, the key, what it mean
     "fit": [
         ("--damping", "2", "fit.damping", 2.0),
         ("--rows", "sampled", "fit.rows", "sampled"),
+        ("--rows", "margin", "fit.rows", "margin"),
         ("--structure", "diagonal", "fit.structure", "diagonal"),
     ],
     "calibrate": [
@@ -190,7 +192,7 @@ def test_a_misspelt_section_is_told_its_nearest(section):
         ("fit.damping", float("nan"), "finite number"),
         ("fit.damping", -1, "greater than 0"),
         ("fit.damping", "1", "valid number"),
-        ("fit.rows", "all", "'auto', 'expected', 'empirical' or 'sampled'"),
+        ("fit.rows", "all", "'auto', 'expected', 'margin', 'empirical' or 'sampled'"),
         ("fit.seed", 2**32, "less than or equal to"),
         ("fit.blocks", 1.5, "'auto', 'one', 'parameter' or 'output'; or should be a valid integer"),
         ("calibrate.scales", [1.0, 0.0], "greater than 0"),

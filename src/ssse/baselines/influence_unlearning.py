@@ -17,7 +17,7 @@ from ssse.problem.losses import LossLike
 from ssse.problem.problem import Problem
 from ssse.problem.view import ParameterChoice
 from ssse.rows.kinds import RowKind, measure_held
-from ssse.system.memory import human_bytes, memory_budget
+from ssse.system.memory import human_bytes, spare_memory
 
 REFERENCE = (
     "Izzo et al. 2021, 'Approximate data deletion'; Jia et al. 2023, 'Model sparsity can simplify machine unlearning'; "
@@ -93,7 +93,7 @@ def _check_memory(problem: Problem, count: int) -> None:
     if problem.linear is not None:
         return
     needed = 2 * count * problem.layout.dim * (torch.finfo(problem.dtype).bits // 8)
-    budget = memory_budget(problem.device, None)
+    budget = spare_memory(problem.device)
     if needed > budget:
         raise DoesNotFit(
             f"The gradients of {count} samples need {human_bytes(needed)}, of {human_bytes(budget)} that are free. "

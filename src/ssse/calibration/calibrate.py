@@ -119,6 +119,9 @@ def calibrate(
     - "loss_search", without retraining: the minimum of that loss itself, not of its quadratic model; a dozen passes
       over the sample instead of one.
 
+    With expected or margin rows of a model that is not linear in θ the two searches are undecided, and ε stays 1,
+    unless the step at 1 does harm: raises the loss on what stays by more than a tenth of what it raises that on S.
+
     A whole class wants a larger ε than a part of one: calibrate on requests like those to come.
 
     Args:
@@ -134,7 +137,8 @@ def calibrate(
 
     Raises:
         Undecided: no ε inside the grid meets the condition, or the evidence has no signal; carries the curve. Of the
-            searches: the loss has no minimum along the step; no curve. Where several were tried, that of the first.
+            searches: the loss has no minimum along the step, or ε = 1 does no harm; no curve. Where several were
+            tried, that of the first.
     """
     values = tuple(as_numbers(dampings, "dampings").tolist())
     methods = _methods(method, retrained, held_out, whole_class, data, _knows_its_loss(curvature))
@@ -218,6 +222,11 @@ def _knows_its_loss(curvature: Curvature) -> bool:
     return curvature.linear is not None and curvature.kind.name == "expected"
 
 
+def _has_its_scale(curvature: Curvature) -> bool:
+    """Not linear in θ, with rows whose own ε is 1: the loss along the step is poor evidence that another is better."""
+    return curvature.linear is None and curvature.kind.natural and curvature.structure.complete
+
+
 @dataclass
 class _Step:
     """The step at one λ, solved once; the curve along it, measured once and only where it is asked for."""
@@ -292,7 +301,9 @@ def _by_search(method: str, evidence: _Evidence, step: _Step, data: Iterable[Any
     curvature, loss_fn, residual = step.curvature, evidence.loss_fn, evidence.options["residual"]
     origin, forget = _origin(evidence.model, curvature), list(evidence.splits["forgotten"])
     loss = loss_along_step(origin, curvature, loss_fn, forget, step.direction, data, residual)
+    ruin = f"; {loss.check_harm(curvature.kind.name)}" if _has_its_scale(curvature) else ""
     scale, reason = loss.by_loss() if method == "loss_search" else loss.by_curvature()
+    reason += ruin
     diagnostics = step.diagnostics
     if diagnostics.gradient_norm is not None and not residual:
         ratio = diagnostics.n * diagnostics.gradient_norm / max(diagnostics.forget_gradient_norm, 1e-300)

@@ -5,6 +5,10 @@ on a sample of the data that stays.
 
     by_curvature   ε = (g_S·u) / ((n−k) φ″(0)): to second order, one second derivative
     by_loss        φ′(ε) = 0 itself, by bisection and secants: a dozen passes over the sample
+
+That is where the retrained model is only if the model is linear in θ. The loss of a network bends upwards along the
+step where the retrained network follows another path, and the minimum comes at about half of the ε at which the
+predictions on S are a retrained network's. So with rows whose own ε is 1, it is searched for only if 1 does harm.
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ from ssse.problem.problem import Problem
 from ssse.problem.view import ModelView
 
 SAMPLE = 4096  # samples that are looked at
+HARM = 0.1  # of the rise on S: by less rises the loss on what stays where the step forgets, by as much where it ruins
+ERRORS = 2.0  # standard errors of that rise, below which it is noise
 FURTHEST = 64.0  # times the ε of the quadratic model, or 1: how far a minimum is looked for
 
 
@@ -37,16 +43,32 @@ class LossAlongStep:
     """The leave-k-out loss along a step.
 
     Attributes:
-        path: θ* + εu. retained: a sample of the data that stays, of `count` samples.
+        path: θ* + εu. removed: S. retained: a sample of the data that stays, of `count` samples.
         pull: g_S·u. remaining: n − k. decay: w.
     """
 
     path: StepPath
+    removed: list[Batch]
     retained: list[Batch]
     count: int
     pull: float
     remaining: int
     decay: float
+
+    def check_harm(self, rows: str) -> str:
+        """What the step does to the loss at ε = 1, in words; Undecided where it does no harm to what stays."""
+        stays, gone = self._rises(self.retained), self._rises(self.removed)
+        mean, on_s = float(stays.mean()), float(gone.mean())
+        error = float(stays.std()) / max(len(stays), 1) ** 0.5 if len(stays) > 1 else 0.0
+        found = f"at ε = 1 the mean loss rises by {mean:.2g} on what stays and by {on_s:.2g} on S"
+        if mean <= max(HARM * on_s, ERRORS * error):  # NaN is harm
+            raise Undecided(
+                f"With {rows} rows ε = 1 is the step's own scale, and it does no harm here: {found} ({error:.1g} is "
+                "noise). Where the loss along a network's step is least says nothing better: measured against "
+                "retrained networks it falls short. Stay with ε = 1, or retrain once and pass retrained=.",
+                None,
+            )
+        return found
 
     def by_curvature(self) -> tuple[float, str]:
         curvature = self._second_derivative()
@@ -94,6 +116,9 @@ class LossAlongStep:
         guess = f"to second order it would be at {start:.3g}" if convex else "at θ* it does not bend upwards"
         return scale, f"the leave-k-out loss is least there ({guess}), {self._measured_on}"
 
+    def _rises(self, batches: list[Batch]) -> torch.Tensor:
+        return torch.cat([self.path.losses(b, 1.0).double() - self.path.losses(b).double() for b in batches])
+
     def _second_derivative(self) -> float:
         """φ″(0)."""
         return (
@@ -139,7 +164,7 @@ def loss_along_step(
     count = sum(len(y) for _, y in retained)
     if not count:
         raise InvalidData("The data for the line search is empty, or holds the forgotten samples only.")
-    return LossAlongStep(path, retained, count, pull, curvature.n - k, decay)
+    return LossAlongStep(path, removed, retained, count, pull, curvature.n - k, decay)
 
 
 def _sample(problem: Problem, curvature: Curvature, forget: list[Any], data: Iterable[Any]) -> list[Batch]:

@@ -30,7 +30,7 @@ from ssse.cli.options import (
 )
 from ssse.erasure.policy import Policy
 
-Rows = Literal["auto", "expected", "empirical", "sampled"]
+Rows = Literal["auto", "expected", "margin", "empirical", "sampled"]
 Structure = Literal["auto", "dense", "lowrank", "matrix_free", "diagonal", "recurrence"]
 Fate = Literal["shred", "keep"]
 Method = Literal["auto", "retrained", "attack_parity", "loss_search", "line_search"]

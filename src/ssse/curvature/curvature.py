@@ -23,7 +23,10 @@ from ssse.problem.view import ParameterChoice
 from ssse.rows.kinds import RowChoice, RowKind
 from ssse.rows.score_sums import ScoreSums
 from ssse.system.environment import now
+from ssse.system.progress import say
 from ssse.system.store import CURVATURE, read_folder, reading_entries, write_folder
+
+WORTH_A_WORD = 5.0  # seconds of a fit, from which on it is told what it will do
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class Curvature:
         memory_budget: int | str | None = None,
         seed: int = 0,
         progress: bool = True,
-        on_plan: Callable[[Plan], None] = lambda plan: None,
+        on_plan: Callable[[Plan], None] | None = None,
     ) -> Curvature:
         """Compute the curvature of a trained model, once, in one pass over its training data.
 
@@ -113,7 +116,8 @@ class Curvature:
             data: batches (x, y) or mappings: a DataLoader, a list, any iterable.
             damping: λ; the weight decay if not given.
             weight_decay: w of the training objective (1/n) Σ ℓᵢ + (w/2)‖θ‖².
-            rows: "empirical" (the paper's), "expected" (the true Fisher), "sampled", or "auto".
+            rows: "expected" (the true Fisher), "margin" (one row a sample: of the label against all others, for
+                cross-entropy), "sampled", "empirical" (the paper's), or "auto": expected or margin.
             rows_per_batch: b > 1 joins b gradients to one row, the paper's mini-batch FIM.
             structure: "dense", "lowrank", "matrix_free", "diagonal", "recurrence", or "auto"; or with its options, as
                 `ssse.LowRank(rank=100)` or `ssse.MatrixFree(tolerance=1e-6)`.
@@ -121,9 +125,11 @@ class Curvature:
                 between blocks is left out. `lowrank` is the smaller one for blocks larger than the number of rows.
             parameters: "all", "head" (the last linear layer), or names. The rest of the model stays.
             dtype: of the curvature; the model's if not given.
-            memory_budget: bytes, or a text like "8GiB"; 60 % of the free memory if not given.
+            memory_budget: bytes, or a text like "8GiB", that the plan may take; if not given, 60 % of the memory there
+                is (the machine's, the container's or the GPU's, in use or not), so that the plan is always the same.
             seed: of the labels that rows="sampled" draws.
-            on_plan: told what was chosen and what it will cost, before the long pass; what it raises ends the fit.
+            on_plan: told what was chosen and what it will cost, before the long pass; what it raises ends the fit. If
+                not given, and the fit takes more than a few seconds, a terminal is told.
 
         Raises:
             InvalidModel, InvalidData, InvalidSetting: before the long pass wherever possible.
@@ -132,7 +138,10 @@ class Curvature:
         damping = check_damping(damping, weight_decay)
         wanted = Wanted(rows, rows_per_batch, seed, as_choice(structure), blocks, dtype)
         prepared = prepare(model, loss_fn, parameters, data, wanted, memory_budget)
-        on_plan(prepared.plan)
+        if on_plan is not None:
+            on_plan(prepared.plan)
+        elif prepared.plan.seconds > WORTH_A_WORD:
+            say(f"Curvature: {prepared.plan}; {prepared.plan.reason}.", progress)
         fitted = fit_structure(prepared, data, damping, progress)
         return cls._from_fit(prepared.problem, fitted, weight_decay)
 

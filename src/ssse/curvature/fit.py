@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ssse.curvature.choices import Ground, MatrixFree
 from ssse.curvature.matrix_free import MatrixFreeStructure, RowSource
-from ssse.curvature.planning import Plan, Task, Wanted, make_plan
+from ssse.curvature.planning import Plan, Task, Wanted, forward_operations, make_plan
 from ssse.curvature.structure import Builder, Structure
 from ssse.errors import InvalidData, PrecisionLost
 from ssse.problem.batches import Batch, check_repeatable, count_samples, read_batch, regroup
@@ -26,7 +26,7 @@ from ssse.rows.autodiff import held as held_rows
 from ssse.rows.held import LinearRows, Rows
 from ssse.rows.kinds import Measured, RowKind, measure, measure_held
 from ssse.rows.score_sums import ScoreSums
-from ssse.system.memory import memory_budget
+from ssse.system.memory import free_memory, memory_budget, spare_memory
 from ssse.system.progress import track, waiting
 
 ACCEPTED_SOLVE_ERROR = 1e-3
@@ -102,10 +102,14 @@ def prepare(
         raise InvalidData("The training data is empty.")
     trial = next(regroup(seen, min(PROBE_SAMPLES, sum(len(y) for _, y in seen))))
     problem = Problem(model, loss_fn, parameters, trial)
-    free, total = memory_budget(device, budget), count_samples(data)
-    task = Task(problem, total, free, 0.0 if problem.linear else _row_seconds(problem, trial))
+    stated, total = memory_budget(device, budget), count_samples(data)
+    free = free_memory(device) if budget is None else None  # a budget that was given is taken at its word
+    task = Task(problem, total, stated, free)
+    if problem.linear is None:
+        operations = forward_operations(problem, trial)
+        task = replace(task, forward_operations=operations, row_seconds=_row_seconds(problem, trial))
     rest = (read_batch(batch, device) for batch in stream)
-    return Prepared(problem, make_plan(task, wanted), itertools.chain(seen, rest), total, free)
+    return Prepared(problem, make_plan(task, wanted), itertools.chain(seen, rest), total, stated)
 
 
 def _row_seconds(problem: Problem, batch: Batch) -> float:
@@ -192,7 +196,7 @@ def bind_data(
     """Give a stored or reduced matrix-free curvature the training data that it stands for."""
     check_repeatable(data)
     source = row_source(problem, kind, data, group)
-    count, loss, kept = 0, 0.0, KeptRows(problem, memory_budget(problem.device, None))
+    count, loss, kept = 0, 0.0, KeptRows(problem, spare_memory(problem.device))
     for batch in regroup((read_batch(b, problem.device) for b in data), group):
         measured = measure(problem, kind, batch)
         count, loss = count + measured.count, loss + measured.loss
@@ -224,7 +228,7 @@ def _fit_matrix_free(
     if problem.linear is None:  # later products must see θ* even if the user's model has moved on
         problem = problem.copied()
     source = row_source(problem, plan.kind, data, plan.group)  # before the long pass: it refuses what ends after one
-    sums, kept = Sums(), KeptRows(problem, budget)
+    sums, kept = Sums(), KeptRows(problem, min(budget, spare_memory(problem.device)))
     for batch in batches:
         measured = measure(problem, plan.kind, batch)
         if builder is not None:

@@ -11,6 +11,7 @@ import torch
 
 from ssse.curvature.choices import Choice, Dense, Extent, LowRank, MatrixFree
 from ssse.errors import DoesNotFit, InvalidModel, InvalidSetting
+from ssse.problem.batches import Batch
 from ssse.problem.losses import CrossEntropy, CustomLoss
 from ssse.problem.parameters import Block, BlockChoice, Layout, make_blocks
 from ssse.problem.problem import Problem
@@ -20,7 +21,10 @@ from ssse.system.memory import human_bytes
 WORKING_DTYPES = (torch.float32, torch.float64)  # those with a Cholesky factor
 LINEAR_GROUP = 4096  # samples at a time where rows have a closed form
 BLOCK_SIZES = (16384, 8192, 4096, 2048, 1024, 512)
-PATIENCE_SECONDS = 2 * 3600.0  # `auto` passes over what would take longer
+# What `auto` spends, in floating-point operations: they are counted, so that the same problem gets the same plan
+# whatever else the machine does. Seconds are measured too, and only told.
+SOON, SOON_ON_A_GPU = 1e13, 1e15  # on several rows a sample of a network, where one will do: a minute or two
+LATEST, LATEST_ON_A_GPU = 1e15, 1e17  # on anything: hours
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,8 @@ class Plan:
     Attributes:
         kind: of the rows. structure: with its options. blocks: what θ is cut into; none where all of it is one.
         group: samples taken at a time. fit_bytes: peak memory of the fit besides model and data.
-        stored_bytes: size on disk. operations: floating-point operations of the fit, rows excepted.
-        seconds: those at the speed of a matrix product here, and the rows at the speed of a trial.
+        stored_bytes: size on disk. operations: floating-point operations of the fit.
+        seconds: at the speed of a matrix product here, and of a trial for the rows.
         reason: why this one.
     """
 
@@ -79,13 +83,17 @@ class Task:
     """What has to be fitted, and on what.
 
     Attributes:
-        n: samples, where known. budget: bytes of memory.
-        row_seconds: to compute one row of a model that is not linear in θ, measured.
+        n: samples, where known. budget: bytes of memory that a plan may take.
+        free: bytes at this moment, which a plan is held against once it is made; None: not asked.
+        forward_operations: of one sample, of a model that is not linear in θ.
+        row_seconds: to compute one row of such a model, measured.
     """
 
     problem: Problem
     n: int | None
     budget: int
+    free: int | None = None
+    forward_operations: float = 0.0
     row_seconds: float = 0.0
 
     def speed(self, dtype: torch.dtype) -> float:
@@ -95,19 +103,18 @@ class Task:
 def make_plan(task: Task, wanted: Wanted) -> Plan:
     """The first way, best first, that agrees with the user's choices and fits the budget.
 
+    It depends on the problem, the budget and the kind of device, and on nothing that changes from one moment to the
+    next: where too little memory is free for it, that is said, and no other way is taken.
+
     Raises:
         DoesNotFit: names what was asked, what it would take, and what would fit.
     """
     problem, budget = task.problem, task.budget
     _check_wanted(wanted, task.n, problem.dtype)
-    passed: list[Plan] = []
-    open_choice = wanted.structure is None or "auto" in (wanted.rows, wanted.blocks)
-    for candidate in _candidates(task, wanted):
-        plan = _estimate(task, candidate)
-        slow = open_choice and plan.seconds > PATIENCE_SECONDS
-        if plan.fit_bytes <= budget and not slow:
-            return replace(plan, reason=_reason(passed, budget))
-        passed.append(plan)
+    plan, passed = _first(task, wanted)
+    if plan is not None:
+        _check_free(task, wanted, plan)
+        return plan
     others = itertools.chain(
         _candidates(task, Wanted(dtype=wanted.dtype)),
         itertools.islice(_candidates(task, Wanted(structure=MatrixFree(), dtype=wanted.dtype)), 1),
@@ -119,6 +126,41 @@ def make_plan(task: Task, wanted: Wanted) -> Plan:
         f"The curvature of {problem.layout.dim:,} parameters does not fit the memory budget of "
         f"{human_bytes(budget)}.\nAsked for:\n  {asked}\nThis would fit:\n  {fits}\n"
         "Or pass a larger memory_budget."
+    )
+
+
+def _first(task: Task, wanted: Wanted) -> tuple[Plan | None, list[Plan]]:
+    """The plan, and those that were passed over for it."""
+    passed: list[Plan] = []
+    for candidate in _candidates(task, wanted):
+        plan = _estimate(task, candidate)
+        most = _most_operations(task, wanted, plan)
+        if plan.fit_bytes <= task.budget and plan.operations <= most:
+            return replace(plan, reason=_reason(task, wanted, plan, passed)), passed
+        passed.append(plan)
+    return None, passed
+
+
+def _most_operations(task: Task, wanted: Wanted, plan: Plan) -> float:
+    """That may be spent on this plan: no end of them where the user left nothing open."""
+    problem, gpu = task.problem, task.problem.device.type != "cpu"
+    if wanted.structure is not None and "auto" not in (wanted.rows, wanted.blocks):
+        return float("inf")
+    several = plan.kind.rows_per_sample(problem.loss, problem.outputs) > 1
+    if wanted.rows == "auto" and several and problem.linear is None and isinstance(problem.loss, CrossEntropy):
+        return SOON_ON_A_GPU if gpu else SOON
+    return LATEST_ON_A_GPU if gpu else LATEST
+
+
+def _check_free(task: Task, wanted: Wanted, plan: Plan) -> None:
+    if task.free is None or plan.fit_bytes <= task.free:
+        return
+    most = task.free // 2**20
+    less, _ = _first(replace(task, budget=most * 2**20), wanted)
+    instead = f'pass memory_budget="{most}MiB" for a smaller plan:\n  {less}' if less else 'take parameters="head"'
+    raise DoesNotFit(
+        f"The plan is:\n  {plan}\nIt is within the memory budget of {human_bytes(task.budget)} (60 % of the memory "
+        f"there is), but only {human_bytes(task.free)} are free at this moment. Free some, or {instead}"
     )
 
 
@@ -151,7 +193,8 @@ def _check_wanted(wanted: Wanted, n: int | None, dtype: torch.dtype) -> None:
 
 
 def _candidates(task: Task, wanted: Wanted) -> Iterator[Wanted]:
-    """Ways to fit that agree with what the user fixed."""
+    """Ways to fit that agree with what the user fixed, each once."""
+    given: list[Wanted] = []
     for rows, structure, blocks in _ways(task):
         if structure.needs_count and task.n is None:
             continue
@@ -159,25 +202,29 @@ def _candidates(task: Task, wanted: Wanted) -> Iterator[Wanted]:
             if isinstance(wanted.structure, LowRank) != isinstance(structure, LowRank):
                 continue
             structure = wanted.structure  # the other structures share dense's choices of rows and blocks
-        yield replace(
+        way = replace(
             wanted,
             rows=_row_name(wanted, rows),
             structure=structure,
             blocks=blocks if wanted.blocks == "auto" else wanted.blocks,
         )
+        if way not in given:
+            given.append(way)
+            yield way
 
 
 def _ways(task: Task) -> Iterator[tuple[RowName, Choice, BlockChoice]]:
-    """Rows, structure and blocks, the most faithful first."""
+    """Rows, structure and blocks, the most faithful first; never rows whose scale would have to be measured."""
     problem = task.problem
     if problem.linear is None:
         yield "expected", Dense(), "one"
         yield "expected", LowRank(), "one"
-        yield "empirical", LowRank(), "one"
-        yield "empirical", Dense(), "one"
+        least: RowName = "margin" if isinstance(problem.loss, CrossEntropy) else "expected"
+        yield least, LowRank(), "one"
+        yield least, Dense(), "one"
         for size in BLOCK_SIZES:
             if size < problem.layout.dim:
-                yield "empirical", Dense(), size
+                yield least, Dense(), size
         return
     # The outputs of logistic and least-squares models do not interact: a block for each is exact.
     if isinstance(problem.loss, (CrossEntropy, CustomLoss)) and problem.outputs > 1:
@@ -215,6 +262,7 @@ def _estimate(task: Task, way: Wanted) -> Plan:
     rows = samples * per_sample // kind.per_batch
     kept = samples * row_numbers if kind.per_batch == 1 else rows * dim
     cost = way.structure.cost(Extent(samples, rows, dim, kept, linear, blocks, size, budget))
+    backward = 1 if isinstance(way.structure, MatrixFree) else per_sample  # its rows are never formed
     return Plan(
         kind=kind,
         structure=way.structure,
@@ -223,8 +271,8 @@ def _estimate(task: Task, way: Wanted) -> Plan:
         group=group,
         fit_bytes=int(cost.held + cost.spare + chunk),
         stored_bytes=int(cost.stored),
-        operations=float(cost.operations),
-        seconds=float(cost.operations) / task.speed(dtype) + samples * per_sample * task.row_seconds,
+        operations=float(cost.operations) + samples * (1 + 2 * backward) * task.forward_operations,
+        seconds=float(cost.operations) / task.speed(dtype) + samples * backward * task.row_seconds,
     )
 
 
@@ -235,14 +283,30 @@ def _group_size(device: torch.device, bytes_per_sample: int, per_batch: int, bud
     return max(per_batch, min(1024, max(1, fitting)) // per_batch * per_batch)
 
 
-def _reason(passed: list[Plan], budget: int) -> str:
+def _reason(task: Task, wanted: Wanted, plan: Plan, passed: list[Plan]) -> str:
+    better = [other for other in passed if (other.kind, len(other.blocks) > 1) != (plan.kind, len(plan.blocks) > 1)]
     if not passed:
         return "the most faithful of the possible ones"
-    best = passed[0]
-    why = f"needs {human_bytes(best.fit_bytes)}" if best.fit_bytes > budget else f"takes {human_seconds(best.seconds)}"
-    cut = f" in {len(best.blocks)} block{'s' if len(best.blocks) > 1 else ''}" if best.blocks else ""
-    what = f"{best.structure} with {best.kind.name} rows{cut}"
-    return f"{what} would be more faithful but {why}; the memory budget is {human_bytes(budget)}"
+    # The one that was nearest to being chosen: it fits and is too slow, or it lacks the least memory.
+    other = min(better or passed, key=lambda one: max(one.fit_bytes, task.budget))
+    cut = f" in {len(other.blocks)} block{'s' if len(other.blocks) > 1 else ''}" if other.blocks else ""
+    what = f"{other.structure} with {other.kind.name} rows{cut} would be {'more' if better else 'as'} faithful but"
+    if other.fit_bytes > task.budget:
+        return f"{what} needs {human_bytes(other.fit_bytes)}; the memory budget is {human_bytes(task.budget)}"
+    most, ask = _most_operations(task, wanted, other), f"rows='{other.kind.name}', structure='{other.structure.kind}'"
+    return (
+        f"{what} takes {other.operations:.1e} operations ({human_seconds(other.seconds)} here), and auto spends "
+        f"{most:.0e} of them; {ask} asks for it"
+    )
+
+
+def forward_operations(problem: Problem, batch: Batch) -> float:
+    """Floating-point operations of one sample's outputs, as torch counts those of products and convolutions."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        problem.forward(batch[0])
+    return counter.get_total_flops() / len(batch[1])
 
 
 _SPEEDS: dict[tuple[str, torch.dtype], float] = {}

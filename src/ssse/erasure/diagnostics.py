@@ -131,16 +131,23 @@ def doubts(measured: Diagnostics, curvature: Curvature) -> list[str]:
     if curvature.doubted:
         reasons.append("An earlier step since the fit was not vouched for, and this one starts from its result.")
     calibrated = measured.scale == curvature.scale
-    if curvature.kind.name != "expected" and not calibrated:
+    kind = curvature.kind
+    if not kind.natural and not calibrated:
         reasons.append(
-            f"With {curvature.kind.name} rows the scale ε must be chosen by a measurement: 1 is right for expected "
+            f"With {kind.name} rows the scale ε must be chosen by a measurement: 1 is right for expected and margin "
             "rows alone."
         )
-    elif curvature.kind.name != "expected":
+    elif not kind.natural:
         reasons.append(f"The scale {measured.scale:.3g} is one that was measured, {_source(curvature)}.")
     elif measured.scale != 1:
         how = f" ({_source(curvature)})" if calibrated else ""
-        reasons.append(f"The scale is {measured.scale:.3g}{how}; with expected rows the Newton step is at 1.")
+        reasons.append(f"The scale is {measured.scale:.3g}{how}; with {kind.name} rows the Newton step is at 1.")
+    outputs = 0 if curvature.linear is None else curvature.linear.outputs
+    if kind.name == "margin" and curvature.loss == "cross_entropy" and outputs > 2:
+        reasons.append(
+            "Margin rows leave out how the classes but a sample's own share what is left: with more than two classes "
+            "that is less than the Hessian. Expected rows are all of it."
+        )
     if not measured.leave_out:
         reasons.append("The curvature is that of all the data, the forgotten samples included (leave_out=False).")
     structure = curvature.structure

@@ -32,7 +32,7 @@ from ssse.problem.view import ModelView
 from ssse.rows.held import HeldRows, StackedRows
 from ssse.rows.kinds import Measured, measure, measure_held
 from ssse.rows.score_sums import ScoreSums
-from ssse.system.memory import human_bytes, memory_budget
+from ssse.system.memory import human_bytes, spare_memory
 
 if TYPE_CHECKING:
     from ssse.evaluation.outputs import Model
@@ -71,7 +71,7 @@ class _Request:
             return
         per_sample = curvature.kind.rows_per_sample(at.loss, at.outputs)
         needed = 2 * count * per_sample * at.layout.dim * (torch.finfo(at.dtype).bits // 8)
-        budget = memory_budget(at.device, None)
+        budget = spare_memory(at.device)
         if needed > budget:
             raise DoesNotFit(
                 f"The rows of {count} samples need {human_bytes(needed)}, of {human_bytes(budget)} that are free. "

@@ -64,6 +64,13 @@ class StepPath:
         self.passes += sum(len(z) for z in outputs)
         return torch.stack(outputs).double().cpu().numpy()  # once: each copy waits for the device
 
+    @torch.no_grad()
+    def losses(self, batch: Batch, scale: float = 0.0) -> Tensor:
+        """ℓ of every sample at ε = scale, shape (n,)."""
+        x, y = batch
+        moved = self.problem.layout.unflatten(self.theta + scale * self.direction)
+        return self.problem.loss.values(self.problem.call(moved, x), y)
+
     def derivative(self, batch: Batch, scale: float = 0.0) -> float:
         """d/dε Σ ℓ(θ + εu) over the batch, at ε = scale."""
         return self._derivatives(batch, scale, twice=False)[0]

@@ -5,6 +5,7 @@ Everything the curvature needs of a loss happens in output space, sample by samp
     gradient   u = ∂ℓ/∂z                             shape (n, c)
     factor     V with VᵀV = ∂²ℓ/∂z²                  shape (n, r, c)
     sampled    ∂ℓ/∂z at a label drawn from the model  shape (n, c)
+    margin     φ and ∂φ/∂z where ℓ = Σ log(1 + e^−φ)  shapes (n, r) and (n, r, c)
 
 The model's Jacobian J then turns output-space vectors into rows, VJ; it never meets the loss.
 The named losses are negative log-likelihoods of one sample: summed over outputs, not averaged.
@@ -66,6 +67,17 @@ class Loss(ABC):
     def sampled(self, z: Tensor, uniform: Tensor) -> Tensor:
         """∂ℓ/∂z at labels drawn from the model with the given uniform numbers, shape (n, c)."""
 
+    def margins(self, outputs: int) -> int:
+        """r, of how many margins φ a sample's loss Σ log(1 + e^−φ) is the sum; raises where it has no such form."""
+        raise InvalidSetting(
+            f'rows="margin" needs a loss that is logistic in a margin, cross_entropy or binary_cross_entropy by name; '
+            f'{self.name} is not known to be. Use rows="expected".'
+        )
+
+    def margin(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """φ, shape (n, r), and ∂φ/∂z, shape (n, r, c)."""
+        raise NotImplementedError
+
 
 class CrossEntropy(Loss):
     """Softmax: ℓ = −log p_y, y a class index."""
@@ -101,6 +113,18 @@ class CrossEntropy(Loss):
         drawn = (p.cumsum(1) < uniform[:, :1]).sum(1).clamp(max=z.shape[1] - 1)
         return p - F.one_hot(drawn, z.shape[1]).to(z.dtype)
 
+    def margins(self, outputs: int) -> int:
+        return 1
+
+    def margin(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """φ = z_y − log Σ_{j≠y} e^{z_j}, so that p_y = σ(φ), and e_y − softmax of the others."""
+        label = torch.arange(z.shape[1], device=z.device) == y.long()[:, None]
+        others = z.masked_fill(label, -math.inf)  # never 1 − p_y, which is rounding alone where p_y is near 1
+        phi = (z.masked_fill(~label, 0).sum(1) - others.logsumexp(1)).unsqueeze(1)
+        if z.shape[1] == 1:  # p = 1 whatever z: φ is infinite and nothing moves it
+            return phi, torch.zeros_like(z).unsqueeze(1)
+        return phi, (label.to(z.dtype) - others.softmax(1)).unsqueeze(1)
+
 
 class BinaryCrossEntropy(Loss):
     """Independent logistic attributes on logits: ℓ = −Σ_a log p(y_a), y ∈ {0, 1} per attribute."""
@@ -129,6 +153,14 @@ class BinaryCrossEntropy(Loss):
     def sampled(self, z: Tensor, uniform: Tensor) -> Tensor:
         p = z.sigmoid()
         return p - (uniform < p).to(z.dtype)
+
+    def margins(self, outputs: int) -> int:
+        return outputs
+
+    def margin(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """±z of every attribute: nothing is left to linearise, and margin rows are the expected ones up to sign."""
+        sign = 2 * _like(z, y) - 1
+        return sign * z, torch.diag_embed(sign)
 
 
 class SquaredError(Loss):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -45,7 +46,7 @@ class NetworkRows(Rows):
 
         def of_one(parameters: dict[str, Tensor], x: Inputs, cores: Tensor) -> dict[str, Tensor]:
             pull = vjp(lambda p: problem.call(p, _batch_of_one(x))[0], parameters)[1]
-            return vmap(pull)(cores)[0] if len(cores) > 1 else {k: v[None] for k, v in pull(cores[0])[0].items()}
+            return _pull_each(pull, cores)
 
         rows = vmap(of_one, in_dims=(None, 0, 0))(problem.parameters(), self.x, self.cores)
         return ExplicitRows(problem.layout.flatten(rows, lead=2).flatten(0, 1))
@@ -72,6 +73,23 @@ def gradient_rows(problem: Problem, x: Inputs, y: Tensor) -> tuple[ExplicitRows,
 
     rows, z = vmap(grad(of_one, has_aux=True), in_dims=(None, 0, 0))(problem.parameters(), x, y)
     return ExplicitRows(problem.layout.flatten(rows, lead=1)), z
+
+
+@torch.no_grad()
+def margin_rows(problem: Problem, x: Inputs, y: Tensor) -> tuple[ExplicitRows, Tensor]:
+    """∇φ of every margin of every sample, and the outputs z, by one vectorised forward and backward pass."""
+
+    def of_one(parameters: dict[str, Tensor], x: Inputs, y: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        z, pull = vjp(lambda p: problem.call(p, _batch_of_one(x))[0], parameters)[:2]
+        return _pull_each(pull, problem.loss.margin(z[None], y[None])[1][0]), z
+
+    rows, z = vmap(of_one, in_dims=(None, 0, 0))(problem.parameters(), x, y)
+    return ExplicitRows(problem.layout.flatten(rows, lead=2).flatten(0, 1)), z
+
+
+def _pull_each(pull: Callable[[Tensor], tuple[dict[str, Tensor]]], cores: Tensor) -> dict[str, Tensor]:
+    """The vector-Jacobian product with every core of a sample, shape (r, …)."""
+    return vmap(pull)(cores)[0] if len(cores) > 1 else {k: v[None] for k, v in pull(cores[0])[0].items()}
 
 
 def _batch_of_one(x: Inputs) -> Inputs:

@@ -1,4 +1,4 @@
-"""Which rows a sample gives: empirical, expected or sampled."""
+"""Which rows a sample gives: expected, margin, sampled or empirical."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ssse.problem.batches import Batch, Inputs
 from ssse.problem.losses import Loss
 from ssse.problem.problem import Problem
 from ssse.problem.sample_digests import digest_samples
-from ssse.rows.autodiff import NetworkRows, gradient_rows, held
+from ssse.rows.autodiff import NetworkRows, gradient_rows, held, margin_rows
 from ssse.rows.held import ExplicitRows, HeldRows, LinearRows, Rows
 from ssse.rows.score_sums import ScoreSums
 from ssse.system.digests import bytes_of, digest_lines
 
-RowName = Literal["empirical", "expected", "sampled"]
-RowChoice = Literal["auto", "empirical", "expected", "sampled"]
+RowName = Literal["empirical", "expected", "margin", "sampled"]
+RowChoice = Literal["auto", "empirical", "expected", "margin", "sampled"]
 KINDS: tuple[str, ...] = get_args(RowName)
 
 
@@ -29,8 +29,8 @@ class RowKind:
     """`rows=` of `Curvature.fit`, read and checked.
 
     Attributes:
-        name: empirical (true label), expected (all labels, weighted by the model), sampled (one label
-            drawn from the model).
+        name: empirical (true label), expected (all labels, weighted by the model), margin (the true label against
+            all others, weighted by the model), sampled (one label drawn from the model).
         per_batch: b > 1 makes one row of each b consecutive samples, √b times their mean gradient, so
             that the sum of squares over n equals the paper's mini-batch FIM (n/b mean gradients,
             divided by n/b).
@@ -47,8 +47,15 @@ class RowKind:
         if self.per_batch < 1 or (self.per_batch > 1 and self.name != "empirical"):
             raise InvalidSetting("rows_per_batch must be 1 or more, and above 1 only with rows='empirical'.")
 
+    @property
+    def natural(self) -> bool:
+        """Whether the step at ε = 1 is that of a second-order model of the loss; with other rows ε must be measured."""
+        return self.name in ("expected", "margin")
+
     def rows_per_sample(self, loss: Loss, outputs: int) -> int:
-        """r; of expected rows one for each output."""
+        """r; of expected rows one for each output, of margin rows one for each margin."""
+        if self.name == "margin":
+            return loss.margins(outputs)
         return outputs if self.name == "expected" else 1
 
     def cores(self, loss: Loss, z: Tensor, y: Tensor, x: Inputs) -> Tensor:
@@ -57,8 +64,16 @@ class RowKind:
             return loss.gradient(z, y).unsqueeze(1)
         if self.name == "expected":
             return loss.factor(z, y)
+        if self.name == "margin":
+            phi, direction = loss.margin(z, y)
+            return margin_weights(phi).unsqueeze(2) * direction
         uniform = torch.from_numpy(uniforms_of_samples(x, z.shape[1], self.seed)).to(z)
         return loss.sampled(z, uniform).unsqueeze(1)
+
+
+def margin_weights(phi: Tensor) -> Tensor:
+    """√(p(1−p)), the root of the second derivative of log(1 + e^−φ), with p = σ(φ)."""
+    return (phi.sigmoid() * (-phi).sigmoid()).sqrt()
 
 
 @dataclass
@@ -95,24 +110,38 @@ def measure(problem: Problem, kind: RowKind, batch: Batch) -> Measured:
 def measure_held(problem: Problem, kind: RowKind, batch: Batch, salt: bytes | None = None) -> tuple[HeldRows, Measured]:
     """One batch with its rows in memory, as a structure takes them in.
 
-    The empirical rows of a network are its per-sample gradients: one vectorised forward and backward
-    pass gives them, the outputs, and by summing the batch's gradient. Consecutive samples are joined
-    where the kind asks for mini-batches. With a salt, each row carries a digest of its sample.
+    The empirical rows of a network are its per-sample gradients, and its margin rows are multiples of ∇φ, as are
+    the gradients: one vectorised forward and backward pass gives the rows, the outputs, and by summing the batch's
+    gradient. Consecutive samples are joined where the kind asks for mini-batches. With a salt, each row carries a
+    digest of its sample.
     """
-    if problem.linear is not None or kind.name != "empirical":
+    if problem.linear is not None or kind.name not in ("empirical", "margin"):
         measured = measure(problem, kind, batch)
         rows = held(measured.rows)
     else:
         x, y = batch
         problem.check_labels(y)
-        rows, z = gradient_rows(problem, x, y)
-        measured = Measured(rows, problem.total_loss(z, y), rows.values.sum(0), len(y))
+        rows, z, gradient = _gradients(problem, x, y) if kind.name == "empirical" else _margins(problem, x, y)
+        measured = Measured(rows, problem.total_loss(z, y), gradient, len(y))
     if kind.per_batch > 1:
         return _join(rows, kind.per_batch), measured
     if salt is not None:
         digests = torch.from_numpy(digest_samples(batch, salt).view(np.int64))
         rows.digests = digests.repeat_interleave(rows.count // len(digests))
     return rows, measured
+
+
+def _gradients(problem: Problem, x: Inputs, y: Tensor) -> tuple[ExplicitRows, Tensor, Tensor]:
+    rows, z = gradient_rows(problem, x, y)
+    return rows, z, rows.values.sum(0)
+
+
+def _margins(problem: Problem, x: Inputs, y: Tensor) -> tuple[ExplicitRows, Tensor, Tensor]:
+    """√(p(1−p)) ∇φ of every margin, the outputs, and Σ∇ℓ = −Σ (1−p) ∇φ, from the same ∇φ."""
+    slopes, z = margin_rows(problem, x, y)
+    phi = problem.loss.margin(z, y)[0].reshape(-1)
+    gradient = slopes.transposed_times(-(-phi).sigmoid())
+    return ExplicitRows(slopes.values.mul_(margin_weights(phi).unsqueeze(1))), z, gradient
 
 
 def _make_rows(problem: Problem, x: Inputs, features: Tensor | None, cores: Tensor) -> LinearRows | NetworkRows:

@@ -14,7 +14,7 @@ from ssse.sklearn.adapters import ClassCounts, ClassifierAdapter
 from ssse.sklearn.composition import Composition
 from ssse.sklearn.coordinates import Coordinates
 from ssse.sklearn.quadratic import Quadratic
-from ssse.system.memory import human_bytes, memory_budget
+from ssse.system.memory import human_bytes, memory_budget, spare_memory
 
 CHUNK = 1 << 22  # numbers of X̃ that are made dense at a time
 
@@ -106,7 +106,8 @@ class TrainingSums:
 def check_memory(sizes: Sequence[tuple[int, int]], asked: float | str | None) -> None:
     """Before the data is read. `sizes`: of each quadratic, its parameters in one column, and its groups."""
     needed = sum(8 * size**2 * (groups + 3) for size, groups in sizes)  # sums, inverse, what a request makes of both
-    if needed > (free := memory_budget(None, asked)):
+    free = spare_memory(None) if asked is None else memory_budget(None, asked)
+    if needed > free:
         raise DoesNotFit(
             f"The curvature of this model needs {human_bytes(needed)}, of {human_bytes(free)} that are free: it grows "
             "with the square of features times classes. Reduce the features (PCA, SelectKBest), take one model for "

@@ -10,14 +10,18 @@ from ssse.errors import InvalidSetting
 if TYPE_CHECKING:
     import torch
 
-SHARE = 0.6  # of what is free
+SHARE = 0.6  # of the memory there is, or of what is free
+CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # version 2, 1
 UNITS = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def memory_budget(device: torch.device | None, asked: float | str | None) -> int:
-    """Bytes we may use: as asked ("8GiB" or a number), or 60 % of what is free on the device; None: the CPU."""
+    """Bytes that a plan may take: as asked ("8GiB" or a number), or 60 % of the device's memory; None: the CPU.
+
+    Of all the memory, in use or not: what is planned must not depend on what else happens to run.
+    """
     if asked is None:
-        return int(SHARE * _free_memory(device))
+        return int(SHARE * _total_memory(device))
     if isinstance(asked, str):
         text = asked.strip().upper()
         for unit, factor in UNITS.items():
@@ -32,19 +36,50 @@ def memory_budget(device: torch.device | None, asked: float | str | None) -> int
     return int(asked)
 
 
-def _free_memory(device: torch.device | None) -> int:
+def spare_memory(device: torch.device | None) -> int:
+    """60 % of what is free at this moment: for what is held or not held, never for what is chosen."""
+    return int(SHARE * free_memory(device))
+
+
+def free_memory(device: torch.device | None) -> int:
+    """Bytes that are free at this moment."""
     if device is not None and device.type == "cuda":
         import torch
 
-        return torch.cuda.mem_get_info(device)[0]
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # ours, and not in use
+        return torch.cuda.mem_get_info(device)[0] + cached
+    total = _total_memory(None)
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:
                 if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
+                    return min(total, int(line.split()[1]) * 1024)
     except OSError:
         pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return total
+
+
+def _total_memory(device: torch.device | None) -> int:
+    """Bytes of the machine or of the container that we run in, whichever is less; of a GPU, its own."""
+    if device is not None and device.type == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info(device)[1]
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_container_limits()])
+
+
+def _container_limits() -> list[int]:
+    """Limits of the control groups that a container sees as its own; "max" and absurd ones mean none."""
+    limits = []
+    for path in CONTAINER_LIMITS:
+        try:
+            with open(path) as file:
+                text = file.read().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            limits.append(int(text))
+    return limits
 
 
 def human_bytes(count: float) -> str:

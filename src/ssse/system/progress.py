@@ -1,4 +1,4 @@
-"""A progress bar on long work, where somebody is looking."""
+"""A word before long work and a bar during it, where somebody is looking."""
 
 from __future__ import annotations
 
@@ -36,6 +36,13 @@ def track(batches: Iterable[Batch], total: int | None, text: str, show: bool) ->
         for batch in batches:
             yield batch
             advance(len(batch[1]))
+
+
+def say(text: str, show: bool) -> None:
+    """A line on stderr before long work; silent when that is not a terminal."""
+    console = Console(stderr=True)
+    if show and console.is_terminal:
+        console.print(text, markup=False, highlight=False)
 
 
 @contextmanager

@@ -107,7 +107,7 @@ class Fit(Section):
 
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     damping: Positive | None = None
-    rows: Literal["auto", "expected", "empirical", "sampled"] = "auto"
+    rows: Literal["auto", "expected", "margin", "empirical", "sampled"] = "auto"
     rows_per_batch: Count = 1
     structure: Literal["auto", "dense", "lowrank", "matrix_free", "diagonal", "recurrence"] = "auto"
     blocks: Literal["auto", "one", "parameter", "output"] | Count = "auto"

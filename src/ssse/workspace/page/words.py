@@ -31,6 +31,7 @@ KINDS = {
 ROWS_OF_ESTIMATOR = "the second derivative of the estimator's own objective"
 ROWS = {
     "expected": "averaged over the labels that the model holds possible (the true Fisher matrix)",
+    "margin": "of each label against all the others together, one row a sample, weighted by how sure the model is",
     "empirical": "from the labels as they are; how far to step must then be measured",
     "sampled": "from labels that were drawn from the model, an estimate of the average over them",
 }
