@@ -21,7 +21,8 @@ WORSE_ACCURACY = 0.03
 WORSE_LOSS_SHARE = 0.10
 WORSE_LOSS = 2.0
 NOISE = 2.5  # standard errors: of few samples, some fall by chance
-LEAVING = 0.25  # of a class, as the probe has it: a class that loses so much need not keep working
+# Of a class, as the probe has it: one that loses so much need not keep working, unless all lose nearly so much.
+LEAVING, MORE_THAN_ALL = 0.25, 1.25
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def staying(labels: np.ndarray, forgotten: np.ndarray, n: int) -> np.ndarray:
     """
     classes, counts = np.unique(labels, return_counts=True)
     gone = np.array([(forgotten == one).sum() for one in classes])
-    leaving = classes[gone > LEAVING * n * counts / len(labels)]
+    limit = max(LEAVING, MORE_THAN_ALL * len(forgotten) / n)
+    leaving = classes[gone > limit * n * counts / len(labels)]
     mask = ~np.isin(labels, leaving)
     return mask if mask.any() else np.ones(len(labels), dtype=bool)
 
