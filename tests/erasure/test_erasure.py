@@ -290,7 +290,8 @@ def test_ok_is_said_of_the_newton_step_alone(options, reason):
     sample = problems.converged(problems.linear("cross_entropy", n=60), DECAY)
     forget = sample.part(slice(0, 2))
     assert ssse.erase(sample.model, fit(sample, damping=DECAY), sample.loss, forget).diagnostics.verdict == "ok"
-    found = ssse.erase(sample.model, fit(sample, **{"damping": DECAY, **options}), sample.loss, forget).diagnostics
+    curvature = fit(sample, **{"damping": DECAY, **options})
+    found = ssse.erase(sample.model, curvature, sample.loss, forget, force=True).diagnostics  # some go too far
     assert found.verdict == "caution"
     assert any(reason in line for line in found.reasons), found.reasons
 
@@ -374,7 +375,7 @@ def test_fitting_a_part_of_a_network_keeps_no_graph():
         for rows in ("empirical", "expected"):
             curvature = fit(sample, rows=rows, parameters=names, structure=structure, blocks="auto")
             assert not any(t.requires_grad for t in curvature.structure.state().values())
-            erasure = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 2)))
+            erasure = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 2)), force=True)
             assert not erasure.direction.requires_grad
 
 

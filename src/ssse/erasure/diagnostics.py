@@ -124,11 +124,12 @@ def impossible(measured: Diagnostics, curvature: Curvature) -> list[str]:
         return []
     length = f"The step is {moved:.3g} times as long as θ"
     few = measured.k + measured.erased <= FEW * (measured.n + measured.erased)  # `reach` is of all of them
+    few = few and not measured.residual  # whose step also makes up for what the training left
     if moved > (IMPOSSIBLE_STEP_OF_FEW if few else IMPOSSIBLE_STEP):
         return [f"{length}."]
     if moved <= LONG_STEP or not few:
         return []
-    if linear and not measured.residual and imbalance is not None and imbalance > LARGE_RESIDUAL:
+    if linear and imbalance is not None and imbalance > LARGE_RESIDUAL:
         return [f"{length}, from a θ* that is not stationary: n‖∇L(θ*)‖ is {imbalance:.2g} times the gradient removed."]
     if measured.predicted_change and measured.loss_after is not None and measured.loss_before is not None:
         ratio = (measured.loss_after - measured.loss_before) / measured.predicted_change
