@@ -31,28 +31,30 @@ WAYS = [
 @pytest.mark.parametrize("kind", ["empirical", "expected", "margin", "sampled"])
 @pytest.mark.parametrize("make", [lambda: problems.linear("cross_entropy"), problems.mlp, problems.conv])
 def test_cuda_erases_as_the_cpu_does(way, kind, make, tmp_path):
-    sample = make()
+    sample = make()  # not trained: its steps are compared, and taken however long they are
     options = {"damping": 1e-2, "weight_decay": 1e-2, "rows": kind, **way}
     forget = sample.part(slice(0, 4))
     here = ssse.Curvature.fit(sample.model, sample.loss, sample.data, **options)
-    wanted = ssse.erase(sample.model, here, sample.loss, forget)
+    wanted = ssse.erase(sample.model, here, sample.loss, forget, force=True)
     model = copy.deepcopy(sample.model).cuda()
     there = ssse.Curvature.fit(model, sample.loss, sample.data, **options)  # batches stay on the CPU
-    erasure = ssse.erase(model, there, sample.loss, forget)
+    erasure = ssse.erase(model, there, sample.loss, forget, force=True)
     assert erasure.step.device.type == "cuda"
     torch.testing.assert_close(erasure.step.cpu(), wanted.step, rtol=1e-6, atol=1e-9)
     if not isinstance(way["structure"], ssse.MatrixFree):
         there.save(tmp_path / "curvature")
-        moved = ssse.erase(sample.model, ssse.Curvature.load(tmp_path / "curvature"), sample.loss, forget)
+        moved = ssse.erase(sample.model, ssse.Curvature.load(tmp_path / "curvature"), sample.loss, forget, force=True)
         torch.testing.assert_close(moved.step, wanted.step, rtol=1e-6, atol=1e-9)
         back = ssse.Curvature.load(tmp_path / "curvature", device="cuda")
-        again = ssse.erase(model, back, sample.loss, forget)
+        again = ssse.erase(model, back, sample.loss, forget, force=True)
         torch.testing.assert_close(again.step.cpu(), wanted.step, rtol=1e-6, atol=1e-9)
         with pytest.raises(ModelMismatch, match="move one of them"):
-            ssse.erase(model, back.to("cpu"), sample.loss, forget)
+            ssse.erase(model, back.to("cpu"), sample.loss, forget, force=True)
     if not isinstance(way["structure"], ssse.MatrixFree):
-        first = ssse.erase(model, there, sample.loss, sample.part(slice(0, 2)), policy="joint")
-        second = ssse.erase(first.model, first.curvature, sample.loss, sample.part(slice(2, 4)), policy="joint")
+        first = ssse.erase(model, there, sample.loss, sample.part(slice(0, 2)), policy="joint", force=True)
+        second = ssse.erase(
+            first.model, first.curvature, sample.loss, sample.part(slice(2, 4)), policy="joint", force=True
+        )
         torch.testing.assert_close((first.step + second.step).cpu(), wanted.step, rtol=1e-5, atol=1e-8)
 
 
@@ -121,7 +123,7 @@ def test_cuda_evidence_is_that_of_the_cpu(sample):
     for device in ("cpu", "cuda"):
         model, retrained = (copy.deepcopy(m).to(device) for m in (sample.model, other))
         curvature = ssse.Curvature.fit(model, sample.loss, sample.data, damping=1e-2, weight_decay=1e-2)
-        erasure = ssse.erase(model, curvature, sample.loss, forget)
+        erasure = ssse.erase(model, curvature, sample.loss, forget, force=True)
         models = {"original": model, "erased": erasure.model, "retrained": [retrained, model]}
         table = ssse.evaluate(models, splits, loss_fn=sample.loss, weight_decay=1e-2)
         seen = ssse.scan(model, erasure.direction, sample.loss, splits, retrained=retrained)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
@@ -29,6 +29,9 @@ class Assessment:
         loss_before, loss_after: mean data loss on them under the old and the new model.
         swing, strain, stretch: how far scores move, of the samples and of those who stay, and by how much of the step
             the length of θ may be off (`ssse.erasure.trust`); None where that cannot be told.
+        probe_samples: samples that should keep working and were looked at, where some were given;
+        probe_loss_before, probe_loss_after, probe_accuracy_before, probe_accuracy_after: on them.
+        forced: the step would have been refused, and was taken because somebody said so.
     """
 
     verdict: Verdict = "ok"
@@ -46,14 +49,25 @@ class Assessment:
     swing: float | None = None
     strain: float | None = None
     stretch: float | None = None
+    probe_samples: int | None = None
+    probe_loss_before: float | None = None
+    probe_loss_after: float | None = None
+    probe_accuracy_before: float | None = None
+    probe_accuracy_after: float | None = None
+    forced: bool = False
     seconds: float | None = None
 
     def judged(self, reasons: list[str]) -> Self:
         """With the verdict that reasons for caution, or their absence, mean."""
         return replace(self, verdict="caution" if reasons else "ok", reasons=tuple(reasons))
 
-    def refused(self, reason: str) -> Self:
-        return replace(self, verdict="refused", reasons=(reason,))
+    def refused(self, *reasons: str) -> Self:
+        return replace(self, verdict="refused", reasons=reasons)
+
+    def taken_by_force(self, refusal: Sequence[str]) -> Self:
+        """Of a step that is judged already, and would have been refused for these reasons: they come first."""
+        first = tuple(f"Taken by force: {reason}" for reason in refusal)
+        return replace(self, forced=True, verdict="caution", reasons=first + self.reasons)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it: infinity and NaN as None, tuples as lists."""
@@ -62,6 +76,7 @@ class Assessment:
     def shown(self) -> Mapping[str, str]:
         """The numbers to print, by their names."""
         moved = f"{number(self.swing)} on S, {number(self.strain)} on the others"
+        probe = probe_in_words(self.to_dict())
         return {
             "forgotten": f"{self.k} of {self.n}",
             "step norm": number(self.step_norm),
@@ -69,6 +84,7 @@ class Assessment:
             "largest leverage": number(self.leverage_max),
             "loss on S": f"{number(self.loss_before)} → {number(self.loss_after)}",
             **({} if self.swing is None else {"scores move by": moved}),
+            **({"probe": probe} if probe else {}),
         }
 
     def __str__(self) -> str:
@@ -89,6 +105,19 @@ def distrust(swing: float, strain: float, stretch: float) -> list[str]:
     if not found:
         return []
     return [f"The step is long for one step: {'; '.join(found)}. Refine with the data that remains, if it is there."]
+
+
+def probe_in_words(assessment: Mapping[str, Any]) -> str:
+    """Of an assessment's `to_dict()`, which may be of a version that had no probe: then nothing."""
+    samples = assessment.get("probe_samples")
+    if samples is None:
+        return ""
+    loss, accuracy = (
+        [assessment.get(f"probe_{name}_{moment}") for moment in ("before", "after")] for name in ("loss", "accuracy")
+    )
+    parts = [] if None in loss else [f"loss {number(loss[0])} → {number(loss[1])}"]
+    parts += [] if None in accuracy else [f"{accuracy[0]:.1%} → {accuracy[1]:.1%} right"]
+    return f"{', '.join(parts)} ({samples:,} samples)"
 
 
 def number(value: float | None) -> str:

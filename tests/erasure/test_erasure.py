@@ -57,7 +57,8 @@ def test_the_step_is_the_one_of_the_formula(sample, kind, leave_out, scale):
     batch = (sample.x[forget], sample.y[forget])
     wanted = dense.erased(sample.model, sample.loss, rows, rows_forget, batch, n, DAMPING, DECAY, scale, leave_out)
     start = dense.theta(sample.model)
-    erasure = ssse.erase(sample.model, fit(sample, rows=kind), sample.loss, [batch], scale=scale, leave_out=leave_out)
+    how = {"scale": scale, "leave_out": leave_out, "force": True}  # nobody trained these models: the formula is tested
+    erasure = ssse.erase(sample.model, fit(sample, rows=kind), sample.loss, [batch], **how)
     assert_near(dense.theta(erasure.model) - start, wanted - start)
     assert_near(erasure.step, wanted - start)
     assert_near(scale * erasure.direction, wanted - start)
@@ -254,15 +255,15 @@ def test_matrix_free_erases_like_dense_and_needs_the_data_only_then(tmp_path):
 def test_every_order_of_the_forget_set_gives_the_same_step():
     sample = problems.conv()
     curvature = fit(sample)
-    one = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 6)))
+    one = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 6)), force=True)
     reverse = [(sample.x[i : i + 1], sample.y[i : i + 1]) for i in reversed(range(6))]
-    assert_near(ssse.erase(sample.model, curvature, sample.loss, reverse).step, one.step, 1e-10)
+    assert_near(ssse.erase(sample.model, curvature, sample.loss, reverse, force=True).step, one.step, 1e-10)
 
 
 def test_only_the_head_moves_when_only_the_head_is_asked_for():
     sample = problems.conv()
     curvature = ssse.Curvature.fit(sample.model, sample.loss, sample.data, damping=DAMPING, parameters="head")
-    erasure = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 4)))
+    erasure = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 4)), force=True)
     before, after = sample.model.state_dict(), erasure.model.state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"head.weight", "head.bias"}
@@ -344,7 +345,8 @@ def test_ok_is_said_of_the_newton_step_alone(options, reason):
     sample = problems.converged(problems.linear("cross_entropy", n=60), DECAY)
     forget = sample.part(slice(0, 2))
     assert ssse.erase(sample.model, fit(sample, damping=DECAY), sample.loss, forget).diagnostics.verdict == "ok"
-    found = ssse.erase(sample.model, fit(sample, **{"damping": DECAY, **options}), sample.loss, forget).diagnostics
+    curvature = fit(sample, **{"damping": DECAY, **options})
+    found = ssse.erase(sample.model, curvature, sample.loss, forget, force=True).diagnostics  # some go too far
     assert found.verdict == "caution"
     assert any(reason in line for line in found.reasons), found.reasons
 
@@ -438,7 +440,7 @@ def test_fitting_a_part_of_a_network_keeps_no_graph():
         for rows in ("empirical", "expected"):
             curvature = fit(sample, rows=rows, parameters=names, structure=structure, blocks="auto")
             assert not any(t.requires_grad for t in curvature.structure.state().values())
-            erasure = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 2)))
+            erasure = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 2)), force=True)
             assert not erasure.direction.requires_grad
 
 

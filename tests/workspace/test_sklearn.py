@@ -117,6 +117,8 @@ def fitted(made: Case) -> Case:
 
 def test_a_skops_model_from_the_first_command_to_the_last(tmp_path):
     made = case(tmp_path, words=True)
+    test_x, test_y = data(words=True, seed=5, n=60)
+    np.savez(tmp_path / "test.npz", x=test_x, y=test_y)
     text, _ = made.init("--test", tmp_path / "test.npz")
     assert "sklearn.linear_model:LogisticRegression: 15 parameters, 3 outputs" in text
     assert "accuracy" in text
@@ -145,8 +147,6 @@ def test_a_skops_model_from_the_first_command_to_the_last(tmp_path):
     away = np.hypot(np.linalg.norm(refit.coef_ - found.coef_), np.linalg.norm(refit.intercept_ - found.intercept_))
     assert away <= outcome.distance_bound
     skops.io.dump(refit, tmp_path / "refit.skops")
-    test_x, test_y = data(words=True, seed=5, n=60)
-    np.savez(tmp_path / "test.npz", x=test_x, y=test_y)
     table = measured(made, "--retrained", tmp_path / "refit.skops", "--original", tmp_path / "model.skops")
     right = 100 * made.model.score(made.x[STAY], made.y[STAY])
     assert table["original", "accuracy_retained"] == pytest.approx(right)

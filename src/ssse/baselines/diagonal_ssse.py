@@ -34,11 +34,11 @@ def diagonal_ssse(
         curvature: with structure="diagonal", of any rows.
 
     Raises:
-        Refused: as `ssse.erase` does, with its diagnostics.
+        Refused: as `ssse.erase` does where there is no step. One that cannot be right is given, to compare with.
     """
     started = time.perf_counter()
     held, _ = diagonal_of(curvature, "diagonal_ssse")
-    erasure = erase(model, held, loss_fn, forget, scale=scale, leave_out=leave_out)
+    erasure = erase(model, held, loss_fn, forget, scale=scale, leave_out=leave_out, force=True)
     direction = erasure.direction if held.joint is None else None  # a joint stream counts from its θ*, not from θ
     notes = (*erasure.diagnostics.reasons, *erasure.diagnostics.notes)
     seconds = time.perf_counter() - started

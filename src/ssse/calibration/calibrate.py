@@ -268,12 +268,14 @@ class _Evidence:
     steps: dict[float, _Step] = field(default_factory=dict)
 
     def step(self, curvature: Curvature) -> _Step:
-        """The step at ε = 1, by a small step that cannot overflow; refusals of the solve itself are passed on."""
+        """The step at ε = 1, by a small step that cannot overflow; refusals of the solve itself are passed on.
+
+        By force: how long it should be is what is looked for.
+        """
         if curvature.damping not in self.steps:
             policy = "rebase" if curvature.joint is None else "joint"
-            erasure = erase(
-                self.model, curvature, self.loss_fn, self.splits["forgotten"], scale=1e-6, policy=policy, **self.options
-            )
+            how = {"scale": 1e-6, "policy": policy, "force": True, **self.options}
+            erasure = erase(self.model, curvature, self.loss_fn, self.splits["forgotten"], **how)
             self.steps[curvature.damping] = _Step(self, curvature, erasure.direction, erasure.diagnostics)
         return self.steps[curvature.damping]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssse.cli.console import Screen, counted, facts, table
+from ssse.verdict import probe_in_words
 
 if TYPE_CHECKING:
     from ssse.workspace.settings import Settings
@@ -121,7 +122,8 @@ def erased(screen: Screen, workspace: Path, request: str, details: dict[str, Any
     seen = details["diagnostics"]
     done = "Would erase" if dry_run else "Erased"
     of = f"{details['k']:,} of {counted(details['n'], 'sample')} (request '{request}')"
-    screen.headline(f"{done} {of}. Verdict: {details['verdict']}.")
+    forced = ", taken by force" if details["forced"] else ""
+    screen.headline(f"{done} {of}. Verdict: {details['verdict']}{forced}.")
     for reason in seen["reasons"]:
         screen.tell(f"  because {reason}")
     moved = None if seen["relative_step"] is None else f"{seen['relative_step']:.3g} of ‖θ‖"
@@ -131,6 +133,7 @@ def erased(screen: Screen, workspace: Path, request: str, details: dict[str, Any
             step=moved if sklearn else f"ε = {details['scale']:.4g}, λ = {details['damping']:.3g}; {moved}",
             distance_from_a_refit=distance_from_refit(details) if sklearn else None,
             loss_on_them=None if moved is None else f"{seen['loss_before']:.4g} → {seen['loss_after']:.4g}",
+            probe=probe_in_words(seen) or None,
             largest_leverage=None if seen["leverage_max"] is None else f"{seen['leverage_max']:.3g} (below 1)",
         )
     )

@@ -230,6 +230,9 @@ def erase(
     old_weights: Annotated[Fate | None, typer.Option(help="What becomes of the weights before.")] = None,
     old_curvature: Annotated[Fate | None, typer.Option(help="And of the curvature.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Compute and say all, and change nothing.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also take a step that cannot be right; the ledger says that it was forced.")
+    ] = False,
     settings: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -249,7 +252,7 @@ def erase(
             erase__old_curvature=old_curvature,
         )
         erased = open_workspace(workspace, screen, no_wait).erase(
-            request, forget=only(forget), ids=listed(ids), options=options, dry_run=dry_run
+            request, forget=only(forget), ids=listed(ids), options=options, dry_run=dry_run, force=force
         )
         screen.result(erased.to_dict())
         if erased.outcome == "repeated":

@@ -34,6 +34,7 @@ class Diagnostics(Assessment):
         predicted_change: of the mean loss on S, to first order.
         response: how the curvature of the loss answers a change of scores; of models not linear in θ, "unknown".
         strain_before: of the steps since the fit.
+        reach: ‖θ̂−θ*‖/‖θ*‖, as `relative_step`, but from where a joint stream began.
         verdict: "ok" means that the step is Newton's for a model linear in θ, and that its measures agree.
 
     The others are as of `Assessment`.
@@ -50,6 +51,14 @@ class Diagnostics(Assessment):
     predicted_change: float | None = None
     response: Response = "unknown"
     strain_before: float = 0.0
+    reach: float | None = None
+
+    @property
+    def imbalance(self) -> float | None:
+        """n‖∇L(θ*)‖/‖g_S‖: 0 at a minimum of the objective that the curvature was told of."""
+        if self.gradient_norm is None:
+            return None
+        return self.n * self.gradient_norm / max(self.forget_gradient_norm, 1e-300)
 
     def shown(self) -> Mapping[str, str]:
         known = dict(super().shown())
@@ -66,13 +75,12 @@ class Diagnostics(Assessment):
 def judge(measured: Diagnostics) -> list[str]:
     """Reasons for caution, in words and numbers; none if the step is one we vouch for."""
     reasons = _not_local(measured)
-    if measured.gradient_norm is not None and not measured.residual:
-        ratio = measured.n * measured.gradient_norm / max(measured.forget_gradient_norm, 1e-300)
-        if ratio > LARGE_RESIDUAL:
-            reasons.append(
-                f"θ* is not stationary: n‖∇L(θ*)‖ is {ratio:.2g} times the gradient that is removed. Train further, "
-                "or correct for it (residual)."
-            )
+    ratio = measured.imbalance
+    if ratio is not None and ratio > LARGE_RESIDUAL and not measured.residual:
+        reasons.append(
+            f"θ* is not stationary: n‖∇L(θ*)‖ is {ratio:.2g} times the gradient that is removed. Train further, "
+            "or correct for it (residual)."
+        )
     return reasons
 
 

@@ -19,7 +19,10 @@ from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.matrix_free import MatrixFreeStructure
 from ssse.curvature.structure import LeftOut
 from ssse.erasure.diagnostics import Diagnostics, doubts, judge, notes_on
+from ssse.erasure.health import ruin, worsening
 from ssse.erasure.policy import Policy
+from ssse.erasure.probe import look_at
+from ssse.erasure.refusal import CANNOT_BE_RIGHT, impossible
 from ssse.erasure.request import Samples, check_settings, matching_view, read_matching
 from ssse.erasure.trust import Trust, measure_trust
 from ssse.errors import DoesNotFit, InvalidSetting, Refused
@@ -179,6 +182,8 @@ def erase(
     residual: bool = False,
     policy: Policy = "rebase",
     data: Iterable[Any] | None = None,
+    probe: Iterable[Any] | None = None,
+    force: bool = False,
 ) -> Erasure:
     """Erase samples from a trained model, from its curvature and those samples alone.
 
@@ -198,6 +203,11 @@ def erase(
             only what the curvature holds remains. "joint": θ* and the sum of removed gradients are kept, so any
             order and grouping of the same requests gives the same model (at the scale of the last).
         data: the training data, for structure="matrix_free" only; the forgotten samples among it.
+        probe: batches of samples that should keep working, such as held-out ones of the classes that stay. They are
+            looked at under both models, and a step that ruins them is refused.
+        force: take a step also where it is refused because it cannot be right; the verdict is then "caution", with
+            the reasons of the refusal first. Where there is no step to take (NaN, samples that were never there) it
+            stays refused.
 
     Raises:
         Refused: the step must not be applied; carries the diagnostics. Nothing is changed.
@@ -207,7 +217,7 @@ def erase(
     check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
     erasure = erase_from(
         matching_view(model, curvature), curvature, loss_fn, forget,
-        scale=scale, leave_out=leave_out, residual=residual, policy=policy, data=data,
+        scale=scale, leave_out=leave_out, residual=residual, policy=policy, data=data, probe=probe, force=force,
     )  # fmt: skip
     return replace(erasure, diagnostics=replace(erasure.diagnostics, seconds=time.perf_counter() - started))
 
@@ -223,6 +233,8 @@ def erase_from(
     residual: bool = False,
     policy: Policy = "rebase",
     data: Iterable[Any] | None = None,
+    probe: Iterable[Any] | None = None,
+    force: bool = False,
 ) -> Erasure:
     """`erase`, of a model that `matching_view` found to be the curvature's: it is not hashed again."""
     started = time.perf_counter()
@@ -280,7 +292,8 @@ def erase_from(
     diagnostics = replace(
         diagnostics,
         step_norm=float(step.norm()),
-        relative_step=float(step.norm() / problem.theta().norm().clamp_min(torch.finfo(step.dtype).tiny)),
+        relative_step=_relative(step, problem.theta()),
+        reach=_relative(theta - origin, origin),
         loss_after=loss_after,
         swing=trust.swing,
         strain=trust.strain,
@@ -288,12 +301,22 @@ def erase_from(
         predicted_change=float(data_gradient.double() @ (theta - origin).double()) / samples.count,
         seconds=time.perf_counter() - started,
     )
+    health = None if probe is None else look_at(probe, problem, erased_problem, samples, curvature.n)
+    if health is not None:
+        diagnostics = replace(diagnostics, **health.numbers())
+        if not health.finite:
+            raise Refused(diagnostics.refused("The erased model's loss on the probe is NaN or infinite."))
+    refusal = impossible(diagnostics, curvature) + ([] if health is None else ruin(health))
+    if refusal and not force:
+        raise Refused(diagnostics.refused(*refusal, CANNOT_BE_RIGHT))
     reasons = judge(diagnostics) + doubts(diagnostics, curvature) + ([] if solved.converged else [f"{solved.note}."])
+    reasons += [] if health is None or refusal else worsening(health)
     diagnostics = diagnostics.judged(reasons)
+    if refusal:
+        diagnostics = diagnostics.taken_by_force(refusal)
     after = _curvature_after(curvature, erased_problem, samples.count, removed, origin, leave_out, policy)
-    after = replace(
-        after, doubted=curvature.doubted or bool(reasons), **_scores_after(curvature, remaining, trust, policy)
-    )
+    doubted = curvature.doubted or diagnostics.verdict != "ok"
+    after = replace(after, doubted=doubted, **_scores_after(curvature, remaining, trust, policy))
     request = replace(request, curvature=curvature)
     return Erasure(erased, step, solved.solution, diagnostics, [request], after, erased_problem, origin)
 
@@ -393,6 +416,10 @@ def _mean_loss(problem: Problem, batches: list[Batch]) -> float:
         total += float(problem.loss.values(z, y).sum(dtype=torch.float64))
         count += len(y)
     return total / count
+
+
+def _relative(step: Tensor, theta: Tensor) -> float:
+    return float(step.norm() / theta.norm().clamp_min(torch.finfo(step.dtype).tiny))
 
 
 def _known(value: float) -> float | None:

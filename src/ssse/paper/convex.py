@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from ssse import baselines
 from ssse.curvature.curvature import Curvature
-from ssse.erasure.erase import erase
 from ssse.metrics.gaps import divergences, mean_gap
 from ssse.paper import linear, study
 from ssse.paper.cache import engine, key_of
 from ssse.paper.linear import Linear, as_model
 from ssse.paper.settings import Settings
+from ssse.paper.steps import erase
 from ssse.paper.study import WIDE, Curve, Method, Removal, Scanner, accuracies, timed
 from ssse.rows.kinds import RowChoice
 from ssse.system.digests import digest_tensors

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from ssse import baselines
 from ssse.curvature.curvature import Curvature
-from ssse.erasure.erase import erase
 from ssse.metrics.gaps import mean_gap
 from ssse.paper import resnet, study, training
 from ssse.paper.cache import engine, key_of
 from ssse.paper.data.images import Images
 from ssse.paper.settings import Settings
+from ssse.paper.steps import erase
 from ssse.paper.study import Curve, Method, Removal, Scanner, accuracies, timed
 from ssse.paper.training import Recipe, train_networks
 

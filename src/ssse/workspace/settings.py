@@ -139,6 +139,7 @@ class Erase(Section):
     residual: bool = False
     policy: Policy = "rebase"
     accept: Literal["caution", "ok"] = "caution"
+    probe: Literal["test", "none"] = "test"
     old_weights: Literal["shred", "keep"] = "shred"
     old_curvature: Literal["shred", "keep"] = "shred"
 

@@ -98,13 +98,26 @@ class Workspace:
         ids: Sequence[str] | None = None,
         options: Options | None = None,
         dry_run: bool = False,
+        force: bool = False,
     ) -> Erased:
-        """Answer one deletion request: erase its samples, or refuse it with the reason."""
+        """Answer one deletion request: erase its samples, or refuse it with the reason.
+
+        `force`: also by a step that cannot be right, which is refused otherwise; the entry says so.
+        """
         from ssse.workspace.commands.erase import erase
 
         with self._transaction("erase") as transaction:
             settings = transaction.settings.with_options(options or {})
-            return erase(transaction, settings, request, _text(forget), ids, dry_run=dry_run, progress=self.progress)
+            return erase(
+                transaction,
+                settings,
+                request,
+                _text(forget),
+                ids,
+                dry_run=dry_run,
+                force=force,
+                progress=self.progress,
+            )
 
     def evaluate(
         self,

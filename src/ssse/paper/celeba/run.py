@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ssse.erasure.erase import erase
 from ssse.errors import InvalidData
 from ssse.evaluation.evaluate import evaluate
 from ssse.paper.cache import engine, key_of
@@ -18,6 +17,7 @@ from ssse.paper.data.digits import digit_attributes
 from ssse.paper.data.features import load_celeba, random_split
 from ssse.paper.result import STAND_IN, Result
 from ssse.paper.settings import Settings
+from ssse.paper.steps import erase
 from ssse.paper.study import Removal, draw_removals, mean_of, numbers
 from ssse.paper.summary import note_on_search, standing, summary_rows
 from ssse.rendering.document import PageTable, as_plain

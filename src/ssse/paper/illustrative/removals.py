@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ssse.baselines import influence
 from ssse.curvature.curvature import Curvature
-from ssse.erasure.erase import erase
 from ssse.metrics.distance import remaining_distance
 from ssse.metrics.gaps import divergences
+from ssse.paper.steps import erase
 
 LOSS = "binary_cross_entropy"
 PER_CLASS, SEPARATION, DECAY = 40, 2.0, 1e-3

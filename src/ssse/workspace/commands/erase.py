@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite, PrecisionLost, Refused
-from ssse.intake.sources import Source
+from ssse.intake.sources import Batches
 from ssse.system import files
 from ssse.system.environment import versions
 from ssse.verdict import Assessment
@@ -18,7 +18,7 @@ from ssse.workspace import settings as toml
 from ssse.workspace.commands.checks import check_places, check_same_model
 from ssse.workspace.engines.choice import engine_for
 from ssse.workspace.engines.data import UserData
-from ssse.workspace.engines.engine import Engine, ErasedModel
+from ssse.workspace.engines.engine import Asked, Engine, ErasedModel
 from ssse.workspace.record.folder import SAMPLES
 from ssse.workspace.record.ledger import Entry, digest_of_samples
 from ssse.workspace.record.membership import Membership, Standing, places_that_stay, shown
@@ -28,6 +28,8 @@ from ssse.workspace.settings import Settings
 
 LONGEST_ID = 200
 LEVERAGES = 200  # of one request, in the ledger
+PROBED = 2000  # test samples: enough to see a point of accuracy go, and soon looked at
+CHECKED = 8  # samples on which a state that was written must answer as the model in memory does
 
 
 def check_id(request: str) -> str:
@@ -46,6 +48,7 @@ def erase(
     ids: Sequence[str] | None,
     *,
     dry_run: bool = False,
+    force: bool = False,
     progress: bool = False,
 ) -> Erased:
     """Erase the samples of one request, or say why not. Until the entry "received" nothing is written."""
@@ -69,16 +72,18 @@ def erase(
     received = _received(last, digests)
     standing = Membership.load(transaction.folder.path / SAMPLES).standing(digests, transaction.ledger)
     data = engine.training_data(curvature, lambda: _places_that_stay(transaction, user_data))
-    task = _Task(transaction, engine, settings, request, checked, curvature, source, places, digests, standing, data)
+    fresh = standing.fresh if places is None else places[standing.fresh]
+    asked = Asked(source, fresh, data, _probe(engine, model), force)
+    task = _Task(transaction, engine, settings, request, checked, curvature, asked, digests, standing)
     if dry_run:
         return task.try_out()
     transaction.folder.check_space(files.size_of(transaction.folder.state(current)))
     transaction.begin()
     if not received:
-        asked = {"asked": len(digests), "k": len(standing.fresh), "already": standing.already}
-        asked |= {"samples": digest_of_samples(digests.tolist()), "by": "file" if ids is None else "ids"}
-        asked |= {"options": toml.changes(transaction.settings, settings)}
-        transaction.ledger.append("received", request, asked)
+        came = {"asked": len(digests), "k": len(standing.fresh), "already": standing.already}
+        came |= {"samples": digest_of_samples(digests.tolist()), "by": "file" if ids is None else "ids"}
+        came |= {"options": toml.changes(transaction.settings, settings)}
+        transaction.ledger.append("received", request, came)
     return task.carry_out()
 
 
@@ -136,11 +141,9 @@ class _Task:
     request: str
     checked: Any  # the model, as the engine takes it
     curvature: Any
-    source: Source
-    places: np.ndarray | None
+    asked: Asked
     digests: np.ndarray
     standing: Standing
-    data: Any
 
     def try_out(self) -> Erased:
         """What would be said, and nothing done."""
@@ -172,7 +175,11 @@ class _Task:
         def write(folder: Path) -> None:
             self.engine.write_state(folder, erased.model, erased.curvature)
 
-        entry = self.transaction.advance("erased", self.request, details, write, samples)
+        def check(folder: Path) -> None:
+            first = self.asked.source.batches(self.asked.places[:CHECKED], CHECKED)
+            self.engine.check_state(folder, erased, first)
+
+        entry = self.transaction.advance("erased", self.request, details, write, samples, check)
         entries = self.transaction.ledger.of_request(self.request)
         return Erased(self.request, "erased", entries, details=entry.details, already=self.standing.already)
 
@@ -198,8 +205,7 @@ class _Task:
         return Erased(self.request, "refused", entries, reason, already=self.standing.already)
 
     def _erase(self) -> ErasedModel:
-        places = self.standing.fresh if self.places is None else self.places[self.standing.fresh]
-        return self.engine.erase(self.checked, self.curvature, self.source, places, self.data)
+        return self.engine.erase(self.checked, self.curvature, self.asked)
 
     def _details(self, erased: ErasedModel) -> dict[str, Any]:
         chosen = self.settings.erase
@@ -213,7 +219,18 @@ class _Task:
             "versions": versions(),
             "diagnostics": shortened(erased.assessment),
             "verdict": erased.assessment.verdict,
+            "forced": erased.assessment.forced,
         }
+
+
+def _probe(engine: Engine, model: Any) -> Batches | None:
+    """The test data, from end to end but no more of it than says how the model does."""
+    source = engine.user_data.probe
+    if source is None:
+        return None
+    engine.try_out(model, source)
+    places = np.unique(np.linspace(0, len(source) - 1, min(len(source), PROBED)).astype(np.int64))
+    return engine.user_data.batches(source, places)
 
 
 def _places_that_stay(transaction: Transaction, user_data: UserData) -> np.ndarray:

@@ -14,7 +14,6 @@ from torch import nn
 
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.evaluation.evaluate import evaluate as evaluate_models
-from ssse.intake.importing import is_spec
 from ssse.intake.sources import Source
 from ssse.workspace.engines.choice import engine_for
 from ssse.workspace.engines.data import UserData
@@ -23,7 +22,7 @@ from ssse.workspace.record.folder import MAKERS, SAMPLES, model_file
 from ssse.workspace.record.membership import Membership, places_among
 from ssse.workspace.record.transaction import Transaction
 from ssse.workspace.results import Evaluated
-from ssse.workspace.settings import LARGEST, Settings, absolute
+from ssse.workspace.settings import LARGEST, Settings
 
 Split = Iterable[Any]  # read as often as needed, never held whole
 
@@ -49,9 +48,8 @@ def evaluate(
     assert fitted is not None
     notes = _also_forgotten(transaction, of)
     splits = _training_splits(view, transaction, of, forget, notes)
-    test = test or _seen_from_here(settings.data.test, transaction.folder.path)
-    if test is not None:
-        source = user_data.source(test)
+    source = user_data.test if test is None else user_data.source(test)
+    if source is not None:
         engine.try_out(model, source)
         splits |= _test_splits(view, source, splits["forgotten"], settings, notes)
     else:
@@ -199,8 +197,3 @@ def _original(engine: Engine, transaction: Transaction, of: list[str], path: Pat
     if before is None or not (transaction.folder.state(before) / model_file(before.details["files"])).is_file():
         return None
     return engine.read_state(transaction.folder.state(before), before.details["files"])
-
-
-def _seen_from_here(where: str | None, home: Path) -> str | None:
-    """A path in the settings is relative to the workspace; one on the command line to where the user is."""
-    return where if where is None or is_spec(where) else str(absolute(where, home))

@@ -54,6 +54,24 @@ class UserData:
         where = self.settings.data.train
         return self.source(where if is_spec(where) else str(absolute(where, self.home)), ids_needed=True)
 
+    @cached_property
+    def test(self) -> Source | None:
+        where = self.settings.data.test
+        return None if where is None else self.source(where if is_spec(where) else str(absolute(where, self.home)))
+
+    @cached_property
+    def probe(self) -> Source | None:
+        """What should keep working when samples are erased: the test data, where there is some."""
+        if self.settings.erase.probe == "none":
+            return None
+        try:
+            return self.test
+        except InvalidData as error:
+            raise InvalidData(
+                f"{error} Erasing looks at the test data, to see that the model keeps working; to erase without it, "
+                'set erase.probe = "none".'
+            ) from error
+
     def batches(self, source: Source, places: np.ndarray | None = None) -> Batches:
         return source.batches(places, self.settings.data.batch_size)
 

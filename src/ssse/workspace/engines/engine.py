@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ssse.errors import InvalidSetting
+from ssse.errors import BrokenArtefact, InvalidSetting, SSSEError
 from ssse.verdict import Assessment
 from ssse.workspace.engines.data import UserData, check_files
 from ssse.workspace.record.folder import CURVATURE, link_model
@@ -34,6 +34,23 @@ class ErasedModel:
     curvature: Any
     assessment: Assessment
     details: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request, as an engine is asked to carry it out.
+
+    Attributes:
+        source, places: of the samples to forget. data: what of the training data it reads, as the engine gave it.
+        probe: samples that should keep working; None where there are none.
+        force: take also a step that cannot be right.
+    """
+
+    source: Source
+    places: np.ndarray
+    data: Any
+    probe: Batches | None
+    force: bool
 
 
 class Engine(ABC):
@@ -102,7 +119,7 @@ class Engine(ABC):
         return None
 
     @abstractmethod
-    def erase(self, checked: Any, curvature: Any, source: Source, places: np.ndarray, data: Any) -> ErasedModel: ...
+    def erase(self, checked: Any, curvature: Any, asked: Asked) -> ErasedModel: ...
 
     # ------------------------------------------------------------------------------------------- evaluation
 
@@ -148,3 +165,30 @@ class Engine(ABC):
         self.write(folder, model)
         if curvature is not None:
             curvature.save(folder / CURVATURE)
+
+    def check_state(self, folder: Path, erased: ErasedModel, first: Batches) -> None:
+        """What was written, read back as the next command will read it, before anything older is removed.
+
+        `first`: a few samples, on which it must answer as the model in memory does.
+
+        Raises:
+            BrokenArtefact: it is not what was made.
+        """
+        try:
+            again = self.read(folder / self.file)
+            self.check_same(erased.model, again, first)
+            if erased.curvature is not None:
+                self.check_curvature(folder / CURVATURE, again)
+        except SSSEError as error:
+            raise BrokenArtefact(
+                f"The erased model was written to '{folder.parent}' and does not read back as it was made: {error} "
+                "The old model stays, and the request is not carried out. Is the disk in order?"
+            ) from error
+
+    @abstractmethod
+    def check_same(self, made: Any, read: Any, first: Batches) -> None:
+        """Whether the model that was read back is the one in memory, by its numbers and by its answers."""
+
+    @abstractmethod
+    def check_curvature(self, folder: Path, read: Any) -> None:
+        """Whether the curvature that was written is whole, and of the model that was read back."""

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,16 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ssse.errors import InvalidData, InvalidModel, InvalidSetting, SSSEError
+from ssse.erasure.health import Health, Seen, ruin, staying, worsening
+from ssse.errors import BrokenArtefact, InvalidData, InvalidModel, InvalidSetting, Refused, SSSEError
 from ssse.intake.estimators import is_words, name_of, read_estimator, write_arrays
 from ssse.intake.messages import cause, listing
 from ssse.intake.skops import write_skops
 from ssse.intake.sources import Batches, Source
 from ssse.sklearn.composition import decompose
 from ssse.sklearn.eraser import Eraser
+from ssse.sklearn.outcome import Outcome
 from ssse.system.progress import track
 from ssse.workspace.engines.data import UserData
-from ssse.workspace.engines.engine import Engine, ErasedModel, Say
+from ssse.workspace.engines.engine import Asked, Engine, ErasedModel, Say
 from ssse.workspace.engines.sklearn_outputs import Coded, Outputs, classes_of
 from ssse.workspace.record.folder import SKOPS, WEIGHTS
 from ssse.workspace.settings import Fit, Model, Settings
@@ -31,6 +34,10 @@ from ssse.workspace.settings import Fit, Model, Settings
 TRIED = 8  # samples that show whether model and data fit together
 HOLDS = "gradients and curvature at the model, summed over all training samples"
 HOLDS_AFTER_ERASURE = "sums over the samples, from which the forgotten ones were subtracted"
+RUINED = (
+    "A model that answers so cannot be what a refit would give. Were these samples in its training data in this form? "
+    "To take the step all the same, force it."
+)
 OWN = "the step is Newton's on the estimator's own objective"
 
 
@@ -162,13 +169,16 @@ class SklearnEngine(Engine):
         """All is in the settings, and `load` has compared the model."""
         return model
 
-    def erase(self, checked: Any, curvature: Eraser, source: Source, places: np.ndarray, data: Any) -> ErasedModel:
-        x, y = self._samples(self.user_data.batches(source, places))
+    def erase(self, checked: Any, curvature: Eraser, asked: Asked) -> ErasedModel:
+        """A step that is too long, the eraser refuses, forced or not; one that ruins the probe, we do unless forced."""
+        x, y = self._samples(self.user_data.batches(asked.source, asked.places))
         curvature.policy = self.settings.erase.policy
         with _quiet():
             new = curvature.erase(x, self._labels(checked, y))
         outcome = curvature.outcome_
         assert outcome is not None
+        if asked.probe is not None:
+            outcome = self._probed(outcome, checked, new, y, asked)
         details = {
             **_about(curvature),
             "k": outcome.k,
@@ -181,6 +191,47 @@ class SklearnEngine(Engine):
             "exact": outcome.exact,
         }
         return ErasedModel(new, curvature, outcome, details)
+
+    def _probed(self, outcome: Outcome, old: Any, new: Any, forgotten: np.ndarray, asked: Asked) -> Outcome:
+        """With what the probe says of both models."""
+        assert asked.probe is not None
+        x, y = self._samples(asked.probe)
+        classifies, labels = bool(classes_of(old)), self._labels(old, y)
+        with _quiet():
+            answers = [np.asarray(model.predict(x)).reshape(labels.shape) for model in (old, new)]
+        count, guessing = np.ones(len(y), dtype=bool), None
+        if not classifies:
+            guessing = 0.5 * float(y.reshape(len(y), -1).astype(np.float64).var(0).sum())
+        elif y.ndim == 1:
+            count = staying(y, forgotten, outcome.n)
+        seen = []
+        for answer in answers:
+            apart = (answer == labels if classifies else 0.5 * (answer - labels) ** 2).reshape(len(y), -1)[count]
+            seen.append(Seen(None, apart.mean(1)) if classifies else Seen(apart.sum(1), None))
+        health = Health(seen[0], seen[1], guessing)
+        outcome = replace(outcome, **health.numbers())
+        refusal = ruin(health)
+        if refusal and not asked.force:
+            raise Refused(outcome.refused(*refusal, RUINED))
+        if refusal:
+            return outcome.taken_by_force(refusal)
+        return outcome.judged([*outcome.reasons, *worsening(health)])
+
+    def check_same(self, made: Any, read: Any, first: Batches) -> None:
+        x, _ = self._samples(first)
+        with _quiet():
+            wanted, found = (np.asarray(model.predict(x)) for model in (made, read))
+        parameters = [
+            [np.concatenate([np.ravel(one.estimator.coef_), np.ravel(one.estimator.intercept_)]) for one in adapters]
+            for adapters in (decompose(model)[1].adapters for model in (made, read))
+        ]
+        if len(parameters[0]) != len(parameters[1]) or not all(map(np.array_equal, *parameters)):
+            raise BrokenArtefact("its coefficients are others.")
+        if not np.array_equal(wanted, found):
+            raise BrokenArtefact("it answers otherwise.")
+
+    def check_curvature(self, folder: Path, read: Any) -> None:
+        Eraser.load(folder, read)
 
     # ------------------------------------------------------------------------------------------- evaluation
 

@@ -19,7 +19,7 @@ from ssse.curvature.curvature import Curvature
 from ssse.curvature.planning import Plan
 from ssse.erasure.erase import erase_from
 from ssse.erasure.request import check_settings, matching_loss, matching_view
-from ssse.errors import InvalidData, InvalidModel, InvalidSetting, SSSEError
+from ssse.errors import BrokenArtefact, InvalidData, InvalidModel, InvalidSetting, SSSEError
 from ssse.intake.importing import import_object
 from ssse.intake.messages import cause
 from ssse.intake.models import build_model, load_weights, read_weights, weights_of, write_weights
@@ -29,11 +29,13 @@ from ssse.problem.losses import LossLike, as_loss, total_loss
 from ssse.problem.problem import Problem
 from ssse.problem.training_mode import refuse_training_mode
 from ssse.problem.view import ModelView, flat_outputs
-from ssse.workspace.engines.engine import Engine, ErasedModel, Say
+from ssse.system.digests import digest_tensor
+from ssse.workspace.engines.engine import Asked, Engine, ErasedModel, Say
 from ssse.workspace.record.folder import WEIGHTS
 from ssse.workspace.settings import Fit, Settings
 
 TRIED = 8  # samples that show whether model, loss and data fit together
+SAME_ANSWERS, COARSE = {torch.float64: 1e-9, torch.float32: 1e-4}, 1e-2  # of one model, computed twice
 OPTIONS = ("rank", "preconditioner", "tolerance", "max_iterations")  # of one structure each
 
 
@@ -181,11 +183,10 @@ class TorchEngine(Engine):
             )
         return self.user_data.batches(self.user_data.train, places())
 
-    def erase(
-        self, checked: ModelView, curvature: Curvature, source: Source, places: np.ndarray, data: Any
-    ) -> ErasedModel:
-        batches = self.user_data.batches(source, places)
-        erasure = erase_from(checked, curvature, self.loss, batches, **self._options(), data=data)
+    def erase(self, checked: ModelView, curvature: Curvature, asked: Asked) -> ErasedModel:
+        batches = self.user_data.batches(asked.source, asked.places)
+        how = {**self._options(), "data": asked.data, "probe": asked.probe, "force": asked.force}
+        erasure = erase_from(checked, curvature, self.loss, batches, **how)
         diagnostics, calibrated = erasure.diagnostics, curvature.calibrated
         after = None if curvature.kind.per_batch > 1 else erasure.curvature
         structure = curvature.structure if after is None else after.structure
@@ -202,6 +203,22 @@ class TorchEngine(Engine):
             "untouched": _untouched(checked.model, curvature),
         }
         return ErasedModel(erasure.model, after, diagnostics, details)
+
+    def check_same(self, made: nn.Module, read: nn.Module, first: Batches) -> None:
+        ours, theirs = weights_of(made), weights_of(read)
+        for name, value in ours.items():
+            if name not in theirs or digest_tensor(value) != digest_tensor(theirs[name]):
+                raise BrokenArtefact(f"'{name}' is another.")
+        x, _ = read_batch(next(iter(first)), self.device)
+        with torch.no_grad():
+            wanted, found = (ModelView(model).outputs_of(x) for model in (made, read))
+        scale = float(wanted.abs().max()) + torch.finfo(wanted.dtype).tiny
+        if not float((found - wanted).abs().max()) <= SAME_ANSWERS.get(wanted.dtype, COARSE) * scale:
+            raise BrokenArtefact("it answers otherwise.")
+
+    def check_curvature(self, folder: Path, read: nn.Module) -> None:
+        curvature = Curvature.load(folder)  # on the CPU, where its files are mapped: a second one need not fit the GPU
+        curvature.fingerprint.check(ModelView(read, curvature.layout.names))
 
     def _options(self) -> dict[str, Any]:
         chosen = self.settings.erase

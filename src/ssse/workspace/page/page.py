@@ -9,6 +9,7 @@ from typing import Any
 from ssse.rendering.document import PageFigure
 from ssse.rendering.numbers import NOTHING, duration
 from ssse.rendering.templates import template
+from ssse.verdict import probe_in_words
 from ssse.workspace.page import evidence, figures, words
 from ssse.workspace.page.story import Entry, Request, Story
 from ssse.workspace.record import describe
@@ -94,7 +95,7 @@ def _summary(story: Story) -> dict[str, Any]:
         sentence = f"{describe.count(len(story.requests), 'request')} came: {', '.join(parts)}."
     return {
         "sentence": sentence,
-        "meaning": "" if last is None else words.MEANINGS.get(str(last.verdict), ""),
+        "meaning": "" if last is None else _meaning(last),
         "done": describe.whole(done),
         "refused": describe.whole(refused),
         "pending": describe.whole(pending),
@@ -111,7 +112,13 @@ def _summary(story: Story) -> dict[str, Any]:
 
 def _verdict(request: Request) -> tuple[str, str]:
     verdict = request.verdict
+    if request.forced:
+        return words.FORCED
     return (NOTHING, "word") if verdict is None else words.VERDICTS.get(verdict, (verdict, "word"))
+
+
+def _meaning(request: Request) -> str:
+    return words.FORCED_MEANING if request.forced else words.MEANINGS.get(str(request.verdict), "")
 
 
 def _request_row(request: Request) -> dict[str, Any]:
@@ -130,6 +137,7 @@ def _request_row(request: Request) -> dict[str, Any]:
 
 def _erasure_row(request: Request) -> dict[str, Any]:
     diagnostics, erased = request.diagnostics, request.details("erased")
+    probe = probe_in_words(diagnostics)
     return {
         "id": request.id,
         "k": describe.whole(erased.get("k")),
@@ -143,7 +151,10 @@ def _erasure_row(request: Request) -> dict[str, Any]:
         "distance": describe.distance_from_refit(erased),
         "verdict": _verdict(request),
         "reasons": list(diagnostics.get("reasons") or ()),
-        "notes": list(diagnostics.get("notes") or ()),
+        "notes": [
+            *([f"Samples that should keep working: {probe}."] if probe else []),
+            *(diagnostics.get("notes") or ()),
+        ],
     }
 
 

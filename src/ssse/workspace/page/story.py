@@ -63,6 +63,11 @@ class Request:
         return self.details("refused" if self.state == "refused" else "erased").get("diagnostics") or {}
 
     @property
+    def forced(self) -> bool:
+        """Whether it was carried out although it would have been refused."""
+        return self.done and bool(self.details("erased").get("forced"))
+
+    @property
     def k(self) -> int | None:
         counts = (self.details(kind).get("k") for kind in ("erased", "received", "refused"))
         return next((k for k in counts if k is not None), None)

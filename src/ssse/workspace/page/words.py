@@ -16,6 +16,8 @@ MEANINGS = {
     "ok": "The last erasure is one that is vouched for.",
     "caution": "The last erasure was carried out, but is not vouched for.",
 }
+FORCED = ("▲ caution, by force", "no")
+FORCED_MEANING = "The last erasure was taken by force: by all that was measured, its step cannot be right."
 VERDICTS = {"ok": ("✔ ok", "yes"), "caution": ("▲ caution", "partly"), "refused": ("✘ refused", "no")}
 KINDS = {
     "created": "workspace made",

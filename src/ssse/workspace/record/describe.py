@@ -117,6 +117,7 @@ def _erased(d: Details) -> str:
     sklearn = d["engine"] == "sklearn"
     how = f"distance from a refit: {distance_from_refit(d)}" if sklearn else f"ε = {number(d.get('scale'))}"
     step = f"{whole(d.get('k'))} of {count(d.get('n'), 'sample')}, {how}; verdict {d.get('verdict', 'unknown')}"
+    step += ", taken by force" if d.get("forced") else ""
     return f"{step}; weights {digest(before.get('weights'))} → {digest(after.get('weights'))}"
 
 

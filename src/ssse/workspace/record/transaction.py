@@ -114,8 +114,13 @@ class Transaction:
         details: Mapping[str, Any],
         write: Callable[[Path], None],
         samples: Sequence[int] = (),
+        check: Callable[[Path], None] = lambda folder: None,
     ) -> Entry:
-        """Write a new state, whole, and only then the entry that makes it the current one."""
+        """Write a new state, whole, and only then the entry that makes it the current one.
+
+        `check`: raises where what was written does not read back as it should; then the old state stays the current
+        one, and nothing of it is removed.
+        """
         last, before = self.ledger.last(), self.ledger.last(*MAKERS)
         target = self.folder.states / f"{last.seq + 1 if last else 1:06d}"
         unfinished = target.with_name(f".{target.name}")
@@ -126,6 +131,7 @@ class Transaction:
         files.allow_as_usual(unfinished)
         files.sync_all(unfinished)
         made = digest_folder(unfinished)
+        check(unfinished)
         os.rename(unfinished, target)
         files.sync(target.parent)
         whole = {**details, "before": before and before.details["after"], "after": summary(made), "files": made}

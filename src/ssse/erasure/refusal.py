@@ -1,0 +1,68 @@
+"""Steps that cannot be right, and are not taken unless somebody says so."""
+
+from __future__ import annotations
+
+from ssse.curvature.curvature import Curvature
+from ssse.erasure.diagnostics import LARGE_RESIDUAL, Diagnostics
+
+# Past these, the step cannot be right and is not taken. Chosen on steps of softmax regressions and small networks on
+# digits, wine, breast cancer and iris, trained to the end or stopped early, from one sample to a whole class, with the
+# right weight decay and with one up to 1,000 times too small or too large: no step of the right decay is refused that
+# came nearer to the retrained model, or lowered the objective, and left the model of use. The longest of those, where
+# one class of three went, was 2.9 times as long as θ; where less than that went, 1.3 times.
+IMPOSSIBLE_STEP = 3.0
+IMPOSSIBLE_STEP_OF_FEW = 1.5
+FEW = 0.3  # of the samples: no class of two, and hardly one of three
+# Where few go, steps as long as θ itself are not honest either if the loss on S explodes; or, of a linear model, if θ*
+# is no minimum of the objective that the curvature was told of (networks never quite are).
+LONG_STEP = 1.0
+EXPLODING_FACTOR = 10.0
+EXACT_RESIDUAL = 0.1  # up to here a least-squares model is at its minimum, where its step is exact at any length
+CANNOT_BE_RIGHT = (
+    "Such a step cannot be right. Is the weight decay the one of the training objective (1/n) Σ loss + (w/2)‖θ‖², and "
+    "the model trained to the end? To take the step all the same, force it."
+)
+
+# A linear model whose forgotten samples hold nearly all of the curvature of a direction, and move far along it: what
+# stays says nothing of how far is too far there. Of such steps about half left the objective on what stays higher than
+# doing nothing would have, and no other step did (benchmarks/verdicts.py).
+BLIND_LEVERAGE = 0.90
+BLIND_SWING = 2.0
+
+
+def impossible(measured: Diagnostics, curvature: Curvature) -> list[str]:
+    """Why the step cannot be right, in words and numbers; none if it can."""
+    moved, imbalance = max(measured.relative_step or 0.0, measured.reach or 0.0), measured.imbalance
+    linear = curvature.linear is not None
+    if linear and curvature.loss == "mse" and imbalance is not None and imbalance <= EXACT_RESIDUAL:
+        return []
+    if linear and (reason := _blind(measured)):
+        return [reason]
+    length = f"The step is {moved:.3g} times as long as θ"
+    few = measured.k + measured.erased <= FEW * (measured.n + measured.erased)  # `reach` is of all of them
+    few = few and not measured.residual  # whose step also makes up for what the training left
+    if moved > (IMPOSSIBLE_STEP_OF_FEW if few else IMPOSSIBLE_STEP):
+        return [f"{length}."]
+    if moved <= LONG_STEP or not few:
+        return []
+    if linear and imbalance is not None and imbalance > LARGE_RESIDUAL:
+        return [f"{length}, from a θ* that is not stationary: n‖∇L(θ*)‖ is {imbalance:.2g} times the gradient removed."]
+    if measured.predicted_change and measured.loss_after is not None and measured.loss_before is not None:
+        ratio = (measured.loss_after - measured.loss_before) / measured.predicted_change
+        if ratio > EXPLODING_FACTOR:
+            return [
+                f"{length}, and the mean loss on the forgotten samples went from {measured.loss_before:.3g} to "
+                f"{measured.loss_after:.3g}, {ratio:.2g} times as far as the linear model predicts."
+            ]
+    return []
+
+
+def _blind(measured: Diagnostics) -> str:
+    leverage, swing = measured.leverage_max, measured.swing
+    if leverage is None or swing is None or leverage <= BLIND_LEVERAGE or swing <= BLIND_SWING:
+        return ""
+    return (
+        f"The samples alone determine {leverage:.1%} of a direction of θ (largest leverage), and their scores would "
+        f"move by {swing:.2g}: what remains hardly holds the step there, and it may do more harm than good. Retrain, "
+        "or take the step by force and refine with the data that remains."
+    )
