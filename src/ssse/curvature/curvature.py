@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ssse.curvature.choices import STORED, Choice, StructureName, as_choice
 from ssse.curvature.fit import Fitted, fit_structure, prepare
+from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.planning import Plan, Wanted
 from ssse.curvature.structure import Structure
 from ssse.errors import BrokenArtefact, InvalidData, InvalidSetting
@@ -19,6 +22,7 @@ from ssse.problem.fingerprint import Fingerprint
 from ssse.problem.losses import LossLike
 from ssse.problem.parameters import BlockChoice, Layout, LinearShape
 from ssse.problem.problem import Problem
+from ssse.problem.sample_counts import FEW, Counted
 from ssse.problem.view import ParameterChoice
 from ssse.rows.kinds import RowChoice, RowKind
 from ssse.system.environment import now
@@ -77,6 +81,7 @@ class Curvature:
     calibrated: Calibrated | None = None
     partial: bool = False  # whether trained parameters lie outside θ, and stay as they are
     doubted: bool = False  # whether a step since the fit was not vouched for
+    repeats: int | None = None  # samples that are the same as another, at most so many now; None: not counted
     group: int = 1024
     created: str = field(default_factory=now)
 
@@ -97,6 +102,7 @@ class Curvature:
         dtype: torch.dtype | None = None,
         memory_budget: int | str | None = None,
         seed: int = 0,
+        n: int | None = None,
         progress: bool = True,
         on_plan: Callable[[Plan], None] = lambda plan: None,
     ) -> Curvature:
@@ -119,6 +125,9 @@ class Curvature:
             dtype: of the curvature; the model's if not given.
             memory_budget: bytes, or a text like "8GiB"; 60 % of the free memory if not given.
             seed: of the labels that rows="sampled" draws.
+            n: how many training samples there are. Samples are counted in any case, and repeats noted; data in which
+                every one comes twice, or a share that a sampler dealt out to one process, is refused unless n says
+                that it is meant.
             on_plan: told what was chosen and what it will cost, before the long pass; what it raises ends the fit.
 
         Raises:
@@ -127,7 +136,7 @@ class Curvature:
         """
         damping = check_damping(damping, weight_decay)
         wanted = Wanted(rows, rows_per_batch, seed, as_choice(structure), blocks, dtype)
-        prepared = prepare(model, loss_fn, parameters, data, wanted, memory_budget)
+        prepared = prepare(model, loss_fn, parameters, data, wanted, memory_budget, n)
         on_plan(prepared.plan)
         fitted = fit_structure(prepared, data, damping, progress)
         return cls._from_fit(prepared.problem, fitted, weight_decay)
@@ -150,7 +159,8 @@ class Curvature:
             gradient=gradient,
             chosen=str(fitted.plan),
             reason=fitted.plan.reason,
-            notes=(part_note(problem.layout),) if partial else (),
+            notes=(*((part_note(problem.layout),) if partial else ()), *fitted.notes),
+            repeats=fitted.repeats,
             partial=partial,
             group=fitted.plan.group,
         )
@@ -191,9 +201,14 @@ class Curvature:
         return replace(self, structure=self.structure.to(device), gradient=gradient, joint=joint)
 
     @staticmethod
-    def merge(shards: Sequence[Curvature]) -> Curvature:
-        """The curvature of all the data, from curvatures fitted on disjoint shards of it at the same θ*."""
-        return merge_shards(shards)
+    def merge(shards: Sequence[Curvature], *, n: int | None = None) -> Curvature:
+        """The curvature of all the data, from curvatures fitted on disjoint shards of it at the same θ*.
+
+        Args:
+            n: how many samples all shards hold together. A sample that is in two shards is found where the structure
+                knows its samples (`lowrank`), otherwise only a whole shard that is there twice; this number finds all.
+        """
+        return merge_shards(shards, n)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write a new folder, atomically; see `ssse.system.store`."""
@@ -232,6 +247,7 @@ class Curvature:
             "calibrated": None if self.calibrated is None else asdict(self.calibrated),
             "partial": self.partial,
             "doubted": self.doubted,
+            "repeats": self.repeats,
             "group": self.group,
             "chosen": self.chosen,
             "reason": self.reason,
@@ -267,6 +283,7 @@ class Curvature:
             calibrated=Calibrated(**manifest["calibrated"]) if manifest.get("calibrated") else None,
             partial=manifest.get("partial", len(manifest["notes"]) > 2),  # 0.1 wrote a third note where it is so
             doubted=manifest.get("doubted", False),
+            repeats=manifest.get("repeats"),
             group=manifest["group"],
             created=manifest["created"],
         )
@@ -327,7 +344,7 @@ def restore_structure(saved: dict[str, Any], tensors: dict[str, Tensor], linear:
     return STORED[saved["kind"]].from_state(tensors, saved, saved["ridge"], linear)
 
 
-def merge_shards(shards: Sequence[Curvature]) -> Curvature:
+def merge_shards(shards: Sequence[Curvature], expected: int | None = None) -> Curvature:
     if not shards:
         raise InvalidSetting("Merging needs at least one shard.")
     first = shards[0]
@@ -345,6 +362,7 @@ def merge_shards(shards: Sequence[Curvature]) -> Curvature:
         for s in shards
     ):
         raise InvalidSetting("Shards must share model, loss, rows, structure, damping and weight decay.")
+    repeats, notes = _check_shards(shards, expected)
     merged = first
     for shard in shards[1:]:
         if merged.gradient is None or shard.gradient is None or merged.mean_loss is None or shard.mean_loss is None:
@@ -358,4 +376,46 @@ def merge_shards(shards: Sequence[Curvature]) -> Curvature:
             gradient=(merged.n * merged.gradient + shard.n * shard.gradient) / n,
             calibrated=None,
         )
-    return merged
+    return replace(merged, repeats=repeats, notes=notes)
+
+
+def _check_shards(shards: Sequence[Curvature], expected: int | None) -> tuple[int | None, tuple[str, ...]]:
+    """Samples that are the same as another one, None where that is not known; and what is to be said of it."""
+    total = sum(shard.n for shard in shards)
+    if expected is not None and total != expected:
+        raise InvalidData(
+            f"n={expected} training samples were expected, and the {len(shards)} shards hold {total}. Are they "
+            "disjoint, and all there? A DistributedSampler repeats samples to make its parts equally long."
+        )
+    notes = shards[0].notes if len(shards) == 1 else tuple(part_note(s.layout) for s in shards[:1] if s.partial)
+    if len(shards) == 1:
+        return shards[0].repeats, notes
+    known = [digests for shard in shards if (digests := known_samples(shard)) is not None]
+    doubled = any(_same_sums(a, b) for i, a in enumerate(shards) for b in shards[:i]) or any(
+        len(a) > FEW and np.isin(a, b).all() for a, b in itertools.permutations(known, 2)
+    )
+    if expected is None and doubled:
+        raise InvalidData(f"All samples of one shard are in another one too. If it is meant, pass n={total}.")
+    if len(known) < len(shards):
+        unknown = f"Whether shards share samples is not known: '{shards[0].structure.kind}' does not keep which it has."
+        return None, notes if expected is not None else (*notes, unknown)
+    counted = Counted.of(np.concatenate(known))
+    if counted.repeats:
+        notes = (*notes, f"{counted.repeats:,} of the {total:,} samples in all shards repeat another one.")
+    return counted.repeats, notes
+
+
+def _same_sums(one: Curvature, other: Curvature) -> bool:
+    """Means over other samples are not the same to the last bit."""
+    if one.gradient is None or other.gradient is None:
+        return False
+    return (one.n, one.mean_loss) == (other.n, other.mean_loss) and torch.equal(one.gradient, other.gradient)
+
+
+def known_samples(curvature: Curvature) -> np.ndarray | None:
+    """Digests of the samples whose rows the curvature has, one each, where it keeps them."""
+    structure, joint = curvature.structure, curvature.joint
+    if not isinstance(structure, LowRankStructure) or structure.rows.digests is None:
+        return None
+    samples = curvature.n if joint is None or joint.leave_out else joint.n
+    return structure.rows.digests.cpu().numpy()[:: structure.rows.count // samples]

@@ -20,6 +20,14 @@ from ssse.problem.batches import Batch, check_repeatable, count_samples, read_ba
 from ssse.problem.fingerprint import Fingerprint
 from ssse.problem.losses import LossLike, as_loss
 from ssse.problem.problem import PROBE_SAMPLES, Problem
+from ssse.problem.sample_counts import (
+    Counted,
+    SampleCounter,
+    batches_to_compare,
+    check_counted,
+    check_expected,
+    check_worker_split,
+)
 from ssse.problem.training_mode import refuse_training_mode
 from ssse.problem.view import ModelView, ParameterChoice
 from ssse.rows.autodiff import held as held_rows
@@ -40,6 +48,8 @@ class Fitted:
     count: int
     loss: float  # Σ ℓᵢ
     gradient: Tensor  # Σ ∇ℓᵢ, shape (d,)
+    repeats: int  # samples that are the same as one before them
+    notes: tuple[str, ...]  # on how many samples came
 
 
 @dataclass
@@ -66,13 +76,23 @@ class Sums:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A fit that was planned and not run yet. `batches`: all of the data, its first batches among them."""
+    """A fit that was planned and not run yet.
+
+    `batches`: all of the data, its first batches among them. `expected`: how many samples the user says there are.
+    """
 
     problem: Problem
     plan: Plan
     batches: Iterator[Batch]
     total: int | None
     budget: int
+    expected: int | None
+    counter: SampleCounter
+
+    def check_samples(self, data: Iterable[Any]) -> tuple[Counted, tuple[str, ...]]:
+        """When all have passed: how many they were, and what is to be said of it."""
+        counted = self.counter.counted()
+        return counted, check_counted(data, counted, self.expected)
 
 
 def prepare(
@@ -82,16 +102,20 @@ def prepare(
     data: Iterable[Any],
     wanted: Wanted,
     budget: int | str | None,
+    expected: int | None = None,
 ) -> Prepared:
     """Look at the first batch, refuse what cannot work, and choose."""
     as_loss(loss_fn)  # an unknown one is refused before the data is read
     refuse_training_mode(model)
     device = ModelView(model, parameters).device
-    check_repeatable(data)
+    check_repeatable(data, expected)
+    check_expected(data, expected)
     stream = iter(data)
     seen: list[Batch] = []  # two samples at least: one alone cannot show cross-talk
-    while sum(len(y) for _, y in seen) < 2 and (batch := next(stream, None)) is not None:
+    fewest = batches_to_compare(data)
+    while (len(seen) < fewest or sum(len(y) for _, y in seen) < 2) and (batch := next(stream, None)) is not None:
         seen.append(read_batch(batch, device))
+    check_worker_split(data, seen, expected)
     seen = [batch for batch in seen if len(batch[1])]
     if not seen:
         raise InvalidData("The training data is empty.")
@@ -100,7 +124,9 @@ def prepare(
     free, total = memory_budget(device, budget), count_samples(data)
     task = Task(problem, total, free, 0.0 if problem.linear else _row_seconds(problem, trial))
     rest = (read_batch(batch, device) for batch in stream)
-    return Prepared(problem, make_plan(task, wanted), itertools.chain(seen, rest), total, free)
+    counter = SampleCounter()
+    batches = counter.watch(itertools.chain(seen, rest))
+    return Prepared(problem, make_plan(task, wanted), batches, total, free, expected, counter)
 
 
 def _row_seconds(problem: Problem, batch: Batch) -> float:
@@ -125,7 +151,7 @@ def fit_structure(prepared: Prepared, data: Iterable[Any], damping: float, progr
     )  # fmt: skip
     builder = plan.structure.builder(ground)
     if isinstance(plan.structure, MatrixFree):
-        return _fit_matrix_free(problem, data, batches, plan, plan.structure, builder, damping, prepared.budget)
+        return _fit_matrix_free(prepared, data, batches, plan.structure, builder, damping)
     assert builder is not None
     sums, probe = Sums(), None
     for batch in batches:
@@ -134,10 +160,11 @@ def fit_structure(prepared: Prepared, data: Iterable[Any], damping: float, progr
         sums.add(measured)
         probe = measured.gradient if probe is None else probe
     gradient = sums.checked_gradient()
+    counted, notes = prepared.check_samples(data)
     with waiting("factorising", progress):
         structure = builder.build(sums.count * damping)
     _check_precision(structure, gradient if probe is None else probe)
-    return Fitted(structure, plan, sums.count, sums.loss, gradient.to(problem.dtype))
+    return Fitted(structure, plan, sums.count, sums.loss, gradient.to(problem.dtype), counted.repeats, notes)
 
 
 class KeptRows:
@@ -206,20 +233,19 @@ def bind_data(
 
 
 def _fit_matrix_free(
-    problem: Problem,
+    prepared: Prepared,
     data: Iterable[Any],
     batches: Iterable[Batch],
-    plan: Plan,
     chosen: MatrixFree,
     builder: Builder | None,
     damping: float,
-    budget: int,
 ) -> Fitted:
     """The sums over the data, the preconditioner, and the rows themselves where they are small."""
+    problem, plan = prepared.problem, prepared.plan
     if problem.linear is None:  # later products must see θ* even if the user's model has moved on
         problem = problem.copied()
     source = row_source(problem, plan.kind, data, plan.group)  # before the long pass: it refuses what ends after one
-    sums, kept = Sums(), KeptRows(problem, budget)
+    sums, kept = Sums(), KeptRows(problem, prepared.budget)
     for batch in batches:
         measured = measure(problem, plan.kind, batch)
         if builder is not None:
@@ -227,12 +253,13 @@ def _fit_matrix_free(
         kept.add(measured.rows)
         sums.add(measured)
     gradient = sums.checked_gradient()
+    counted, notes = prepared.check_samples(data)
     ridge = sums.count * damping
     preconditioner = None if builder is None else builder.build(ridge)
     structure = MatrixFreeStructure(
         kept.source() or source, ridge, preconditioner, chosen.tolerance, chosen.max_iterations
     )
-    return Fitted(structure, plan, sums.count, sums.loss, gradient.to(problem.dtype))
+    return Fitted(structure, plan, sums.count, sums.loss, gradient.to(problem.dtype), counted.repeats, notes)
 
 
 def _check_precision(structure: Structure, probe: Tensor) -> None:

@@ -9,6 +9,8 @@ from torch import nn
 
 from ssse.curvature.curvature import Curvature, part_note
 from ssse.curvature.structure import LeftOut
+from ssse.erasure.copies import note_on_copies
+from ssse.erasure.request import Samples
 from ssse.problem.problem import Problem
 from ssse.verdict import Assessment, number
 
@@ -134,7 +136,7 @@ def _source(curvature: Curvature) -> str:
     return "" if curvature.calibrated is None else curvature.calibrated.source
 
 
-def notes_on(curvature: Curvature, problem: Problem, solved: LeftOut) -> tuple[str, ...]:
+def notes_on(curvature: Curvature, problem: Problem, solved: LeftOut, samples: Samples) -> tuple[str, ...]:
     notes = []
     if curvature.partial:
         notes.append(part_note(curvature.layout))
@@ -144,6 +146,7 @@ def notes_on(curvature: Curvature, problem: Problem, solved: LeftOut) -> tuple[s
         notes.append("The leverage is a lower bound, from the directions that the solver tried.")
     if solved.note:
         notes.append(solved.note + ".")
+    notes.extend(note_on_copies(curvature, samples))
     if curvature.gradient is None:
         notes.append("‖∇L(θ*)‖ is not known after a rebase.")
     return tuple(notes)

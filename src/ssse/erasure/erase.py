@@ -238,7 +238,7 @@ def erase_from(
     solved = _solve(curvature, right, rows, samples.count, 0 if leave_out else request.missing())
 
     diagnostics = Diagnostics(
-        notes=notes_on(curvature, problem, solved),
+        notes=notes_on(curvature, problem, solved, samples),
         k=samples.count,
         n=curvature.n,
         erased=curvature.erased,
