@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ssse.erasure.diagnostics import Diagnostics as Diagnostics
     from ssse.erasure.erase import Erasure as Erasure
     from ssse.erasure.erase import erase as erase
+    from ssse.errors import DoubtfulSetting as DoubtfulSetting
     from ssse.errors import Refused as Refused
     from ssse.errors import SSSEError as SSSEError
     from ssse.evaluation.evaluate import evaluate as evaluate
@@ -61,6 +62,7 @@ _HOMES = {
     "Diagnostics": "ssse.erasure.diagnostics",
     "Erasure": "ssse.erasure.erase",
     "erase": "ssse.erasure.erase",
+    "DoubtfulSetting": "ssse.errors",
     "Refused": "ssse.errors",
     "SSSEError": "ssse.errors",
     "Workspace": "ssse.workspace.workspace",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from ssse.curvature.choices import STORED, Choice, StructureName, as_choice
+from ssse.curvature.decay import Circumstances, estimate_decay, note_on_decay
 from ssse.curvature.fit import Fitted, fit_structure, prepare
 from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.planning import Plan, Wanted
 from ssse.curvature.structure import Structure
-from ssse.errors import BrokenArtefact, InvalidData, InvalidSetting
+from ssse.errors import BrokenArtefact, DoubtfulSetting, InvalidData, InvalidSetting
 from ssse.problem.fingerprint import Fingerprint
 from ssse.problem.losses import LossLike
 from ssse.problem.parameters import BlockChoice, Layout, LinearShape
@@ -143,7 +145,15 @@ class Curvature:
 
     @classmethod
     def _from_fit(cls, problem: Problem, fitted: Fitted, weight_decay: float) -> Curvature:
-        gradient = fitted.gradient / fitted.count + weight_decay * problem.theta()
+        slope, theta = fitted.gradient / fitted.count, problem.theta()
+        gradient = slope + weight_decay * theta
+        found = estimate_decay(slope, theta, problem.layout)
+        doubt = ()
+        if found is not None and found.contradicts(weight_decay):
+            mean_weight = None if fitted.class_weights is None else fitted.class_weights / fitted.count
+            around = Circumstances(fitted.count, problem.outputs, problem.loss.name, mean_weight)
+            doubt = (note_on_decay(found, weight_decay, around),)
+            warnings.warn(doubt[0], DoubtfulSetting, stacklevel=3)  # where the user called `fit`
         partial = set(problem.layout.names) != {n for n, p in problem.model.named_parameters() if p.requires_grad}
         return cls(
             structure=fitted.structure,
@@ -159,7 +169,7 @@ class Curvature:
             gradient=gradient,
             chosen=str(fitted.plan),
             reason=fitted.plan.reason,
-            notes=(*((part_note(problem.layout),) if partial else ()), *fitted.notes),
+            notes=(*((part_note(problem.layout),) if partial else ()), *fitted.notes, *doubt),
             repeats=fitted.repeats,
             partial=partial,
             group=fitted.plan.group,

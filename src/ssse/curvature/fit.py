@@ -48,6 +48,7 @@ class Fitted:
     count: int
     loss: float  # Σ ℓᵢ
     gradient: Tensor  # Σ ∇ℓᵢ, shape (d,)
+    class_weights: float | None  # Σ w_y of a loss that has some
     repeats: int  # samples that are the same as one before them
     notes: tuple[str, ...]  # on how many samples came
 
@@ -59,9 +60,12 @@ class Sums:
     count: int = 0
     loss: float = 0.0
     gradient: Tensor | None = None
+    class_weights: float | None = None  # their sum, of a loss that has some
 
-    def add(self, measured: Measured) -> None:
+    def add(self, measured: Measured, weights: Tensor | None) -> None:
         gradient = measured.gradient.double()
+        if weights is not None:
+            self.class_weights = (self.class_weights or 0.0) + float(weights.sum(dtype=torch.float64))
         self.count += measured.count
         self.loss += measured.loss
         self.gradient = gradient if self.gradient is None else self.gradient + gradient
@@ -72,6 +76,11 @@ class Sums:
         if not bool(torch.isfinite(self.gradient).all()):
             raise InvalidData("The gradient of the training loss is NaN or infinite.")
         return self.gradient
+
+    def fitted(
+        self, structure: Structure, plan: Plan, gradient: Tensor, repeats: int, notes: tuple[str, ...]
+    ) -> Fitted:
+        return Fitted(structure, plan, self.count, self.loss, gradient, self.class_weights, repeats, notes)
 
 
 @dataclass(frozen=True)
@@ -157,14 +166,14 @@ def fit_structure(prepared: Prepared, data: Iterable[Any], damping: float, progr
     for batch in batches:
         rows, measured = measure_held(problem, plan.kind, batch, salt or None)
         builder.add(rows)
-        sums.add(measured)
+        sums.add(measured, problem.loss.class_weights(batch[1]))
         probe = measured.gradient if probe is None else probe
     gradient = sums.checked_gradient()
     counted, notes = prepared.check_samples(data)
     with waiting("factorising", progress):
         structure = builder.build(sums.count * damping)
     _check_precision(structure, gradient if probe is None else probe)
-    return Fitted(structure, plan, sums.count, sums.loss, gradient.to(problem.dtype), counted.repeats, notes)
+    return sums.fitted(structure, plan, gradient.to(problem.dtype), counted.repeats, notes)
 
 
 class KeptRows:
@@ -251,7 +260,7 @@ def _fit_matrix_free(
         if builder is not None:
             builder.add(held_rows(measured.rows))
         kept.add(measured.rows)
-        sums.add(measured)
+        sums.add(measured, problem.loss.class_weights(batch[1]))
     gradient = sums.checked_gradient()
     counted, notes = prepared.check_samples(data)
     ridge = sums.count * damping
@@ -259,7 +268,7 @@ def _fit_matrix_free(
     structure = MatrixFreeStructure(
         kept.source() or source, ridge, preconditioner, chosen.tolerance, chosen.max_iterations
     )
-    return Fitted(structure, plan, sums.count, sums.loss, gradient.to(problem.dtype), counted.repeats, notes)
+    return sums.fitted(structure, plan, gradient.to(problem.dtype), counted.repeats, notes)
 
 
 def _check_precision(structure: Structure, probe: Tensor) -> None:

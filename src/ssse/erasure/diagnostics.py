@@ -33,6 +33,7 @@ class Diagnostics(Assessment):
         forget_gradient_norm: ‖g_S‖.
         leverage_sum: of all leverages of S, the number of parameters that S pays for. leverages: the largest first.
         predicted_change: of the mean loss on S, to first order.
+        decay_estimate: ŵ as the gradient tells it, where it contradicts the weight decay given; otherwise None.
         verdict: "ok" means that the step is Newton's for a model linear in θ, and that its measures agree.
 
     The others are as of `Assessment`.
@@ -47,6 +48,7 @@ class Diagnostics(Assessment):
     leverage_sum: float | None = None
     leverages: tuple[float, ...] = field(default=(), repr=False)
     predicted_change: float | None = None
+    decay_estimate: float | None = None
 
     def shown(self) -> Mapping[str, str]:
         known = dict(super().shown())
@@ -76,7 +78,12 @@ def judge(measured: Diagnostics) -> list[str]:
         )
     if measured.relative_step is not None and measured.relative_step > LARGE_STEP:
         reasons.append(f"The step is {measured.relative_step:.2f} times as long as θ: too far for a local model.")
-    if measured.gradient_norm is not None and not measured.residual:
+    if measured.decay_estimate is not None:
+        reasons.append(
+            f"θ* was not trained with the weight decay that the curvature was told of, by its gradient rather with "
+            f"{measured.decay_estimate:.3g}. Fit again with that one."
+        )
+    elif measured.gradient_norm is not None and not measured.residual:
         ratio = measured.n * measured.gradient_norm / max(measured.forget_gradient_norm, 1e-300)
         if ratio > LARGE_RESIDUAL:
             reasons.append(
