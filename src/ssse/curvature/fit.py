@@ -62,7 +62,7 @@ class Sums:
     gradient: Tensor | None = None
     class_weights: float | None = None  # their sum, of a loss that has some
 
-    def add(self, measured: Measured, weights: Tensor | None) -> None:
+    def add(self, measured: Measured, weights: Tensor | None = None) -> None:
         gradient = measured.gradient.double()
         if weights is not None:
             self.class_weights = (self.class_weights or 0.0) + float(weights.sum(dtype=torch.float64))
