@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ssse.erasure.erase import erase as erase
     from ssse.erasure.refine import Refinement as Refinement
     from ssse.erasure.refine import refine as refine
+    from ssse.errors import DoubtfulSetting as DoubtfulSetting
     from ssse.errors import Refused as Refused
     from ssse.errors import SSSEError as SSSEError
     from ssse.evaluation.evaluate import evaluate as evaluate
@@ -65,6 +66,7 @@ _HOMES = {
     "erase": "ssse.erasure.erase",
     "Refinement": "ssse.erasure.refine",
     "refine": "ssse.erasure.refine",
+    "DoubtfulSetting": "ssse.errors",
     "Refused": "ssse.errors",
     "SSSEError": "ssse.errors",
     "Workspace": "ssse.workspace.workspace",

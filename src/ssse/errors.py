@@ -17,6 +17,10 @@ class InvalidData(SSSEError, ValueError):
     """A batch cannot be used: NaN, wrong shape, wrong label, empty, not repeatable."""
 
 
+class DoubtfulSetting(UserWarning):
+    """A setting that what was measured speaks against; it is used as it was given. Also a note of the curvature."""
+
+
 class MissingData(SSSEError, FileNotFoundError):
     """A data set is not in the folder; the message says what to download and where to put it."""
 

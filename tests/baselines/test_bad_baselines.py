@@ -47,6 +47,7 @@ BAD = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore::ssse.DoubtfulSetting")
 @pytest.mark.parametrize(("method", "options", "fitted", "message"), BAD)
 def test_settings_without_a_meaning_are_refused(method, options, fitted, message):
     sample = problems.mlp(n=16)

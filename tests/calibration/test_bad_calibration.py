@@ -230,7 +230,7 @@ def test_what_keeps_the_scale_and_what_drops_it():
         after = half.erase(calibrated, policy=policy).curvature
         assert (after.scale, after.calibrated) == (calibrated.scale, calibrated.calibrated)
     assert calibrated.to("cpu").calibrated == calibrated.calibrated
-    dropped = [calibrated.with_damping(0.1), ssse.Curvature.merge([calibrated, calibrated])]
+    dropped = [calibrated.with_damping(0.1), ssse.Curvature.merge([calibrated, calibrated], n=300)]
     assert [(c.scale, c.calibrated) for c in dropped] == [(None, None)] * 2
 
 

@@ -341,6 +341,7 @@ def test_caution_when_conjugate_gradients_stop_early():
         ({"weight_decay": 0.0}, "curvature that the training did not have"),
     ],
 )
+@pytest.mark.filterwarnings("ignore::ssse.DoubtfulSetting")  # of the weight decay that is not given
 def test_ok_is_said_of_the_newton_step_alone(options, reason):
     sample = problems.converged(problems.linear("cross_entropy", n=60), DECAY)
     forget = sample.part(slice(0, 2))

@@ -40,7 +40,9 @@ FAULTS = [
     Fault("class-3", "cross_entropy", lambda x, y: (x, put(y, 1, 3)), "Labels must lie in 0 … 2, .*found 0 … 3"),
     Fault("class−1", "cross_entropy", lambda x, y: (x, put(y, 1, -1)), "Labels must lie in 0 … 2, .*found -1 … 2"),
     Fault("float-class", "cross_entropy", lambda x, y: (x, y.double()), "integer class index.*float64"),
-    Fault("one-hot", "cross_entropy", lambda x, y: (x, F.one_hot(y, 3)), r"one integer class index.*\(.*3\)"),
+    Fault("one-hot", "cross_entropy", lambda x, y: (x, F.one_hot(y, 3)), r"class index.*\(.*3\).*pass y.argmax\(1\)"),
+    Fault("soft", "cross_entropy", lambda x, y: (x, x[:, :3].softmax(1)), "class probabilities: pass a loss function"),
+    Fault("attributes", "cross_entropy", lambda x, y: (x, (x[:, :3] > -9).double()), "use the loss 'binary_cross"),
     Fault("column", "cross_entropy", lambda x, y: (x, y[:, None]), r"one integer class index.*, 1\)"),
     Fault("two", "binary_cross_entropy", lambda x, y: (x, put(y, (0, 0), 2)), "labels 0 or 1; found values .* to 2"),
     Fault("half", "binary_cross_entropy", lambda x, y: (x, put(y, (0, 0), 0.5)), "labels 0 or 1"),
@@ -215,3 +217,32 @@ def test_the_look_for_augmentation_does_not_stumble_over_data_sets_it_cannot_com
     words = DataLoader(Words(), batch_size=8, collate_fn=collate)
     loader = words if way == "words" else DataLoader(Streamed(sample), batch_size=8)
     torch.testing.assert_close(fit(sample, data=loader).gradient, fit(sample).gradient)
+
+
+@pytest.mark.parametrize("rows", ["empirical", "expected"])
+def test_soft_labels_with_the_loss_that_is_advised(rows):
+    """Against plain autograd: the advice works, also with expected rows, whose Hessian is that of hard labels."""
+    sample = problems.linear("cross_entropy")
+    soft = sample.x[:, :3].softmax(1)
+
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(z, y)
+
+    curvature = fit(sample, loss=loss, data=[(sample.x, soft)], rows=rows)
+    total = F.cross_entropy(sample.model(sample.x), soft)
+    wanted = torch.cat([g.flatten() for g in torch.autograd.grad(total, list(sample.model.parameters()))])
+    torch.testing.assert_close(curvature.gradient, wanted)
+    if rows == "expected":
+        v = torch.ones(18, dtype=torch.float64)
+        torch.testing.assert_close(curvature.solve(v), fit(sample, rows=rows).solve(v))
+
+
+@pytest.mark.parametrize(("loss", "named"), [("BCEWithLogitsLoss", "binary_cross_entropy"), ("MSELoss", "mse")])
+def test_one_label_a_sample_for_one_output(loss, named):
+    sample = problems.linear(named, c=1)
+    flat = [(sample.x, sample.y[:, 0])]
+    match = rf"{loss} needs labels of the outputs' shape \(32, 1\); got \(32,\). Pass y\[:, None\].*'{named}'"
+    with refused(InvalidData, match, sample.model):
+        fit(sample, loss=getattr(torch.nn, loss)(), data=flat)
+    fit(sample, loss=getattr(torch.nn, loss)())
+    fit(sample, data=flat)

@@ -42,6 +42,7 @@ VALUES: dict[str, tuple[str, Any]] = {  # a key → what one may write after --s
     "fit.parameters": ('["head.weight"]', ["head.weight"]),
     "fit.dtype": ("float32", "float32"),
     "fit.memory_budget": ("4 GiB", "4 GiB"),
+    "fit.n": ("80", 80),
     "fit.seed": ("3", 3),
     "fit.preconditioner": ("none", "none"),
     "fit.tolerance": ("0.1", 0.1),
@@ -163,7 +164,7 @@ def test_every_key_can_be_set_and_comes_back(key):
 def test_a_misspelt_key_is_told_its_nearest(key):
     section, name = key.split(".")
     others = [n for n in keys() if n.startswith(section) and n != key]
-    for wrong in (name + "x", name[:-1], name[0] + name):
+    for wrong in filter(None, (name + "x", name[:-1], name[0] + name)):  # of one letter none is left
         if f"{section}.{wrong}" in others:
             continue
         with pytest.raises(InvalidSetting, match=f"unknown setting '{section}.{wrong}'; did you mean '{name}'"):

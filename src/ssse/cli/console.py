@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
 
+from ssse.cli.wording import as_settings
 from ssse.errors import BrokenArtefact, Busy, Damaged, SSSEError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def failures_in_one_line(stopped: str, as_json: bool = False) -> Iterator[None]:
     except Busy as error:
         complain(f"Error: {error}", BUSY, as_json)
     except SSSEError as error:
-        complain(f"Error: {error}", IMPOSSIBLE, as_json)
+        complain(f"Error: {as_settings(str(error))}", IMPOSSIBLE, as_json)
     except BrokenPipeError:
         raise  # whoever read our output has gone: nobody is left to complain to
     except (OSError, MemoryError) as error:

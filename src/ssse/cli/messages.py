@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ssse.cli.console import Screen, counted, facts, table
+from ssse.cli.wording import as_settings
 from ssse.verdict import probe_in_words
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def erased(screen: Screen, workspace: Path, request: str, details: dict[str, Any
     forced = ", taken by force" if details["forced"] else ""
     screen.headline(f"{done} {of}. Verdict: {details['verdict']}{forced}.")
     for reason in seen["reasons"]:
-        screen.tell(f"  because {reason}")
+        screen.tell(f"  because {as_settings(reason)}")
     moved = None if seen["relative_step"] is None else f"{seen['relative_step']:.3g} of ‖θ‖"
     sklearn = details["engine"] == "sklearn"
     screen.tell(
@@ -145,7 +146,7 @@ def erased(screen: Screen, workspace: Path, request: str, details: dict[str, Any
         screen.tell(f"The erased model: {workspace}/current/{name}")
         screen.tell("Serve a copy of it: the next request shreds the file.")
     for note in seen["notes"]:
-        screen.detail(f"note: {note}")
+        screen.detail(f"note: {as_settings(note)}")
     if details.get("curvature_dropped"):
         screen.tell(f"The curvature was dropped: rows of mini-batches cannot be separated. Next: ssse fit {workspace}")
     if dry_run:

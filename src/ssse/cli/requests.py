@@ -28,6 +28,7 @@ from ssse.cli.options import (
     open_workspace,
     words,
 )
+from ssse.cli.wording import as_settings
 from ssse.erasure.policy import Policy
 
 Rows = Literal["auto", "expected", "margin", "empirical", "sampled"]
@@ -172,7 +173,7 @@ def fit(
         screen.headline(f"Fitted {what} in {details['seconds']:.1f} s.")
         messages.fitted(screen, workspace, details)
         for note in details["notes"]:
-            screen.detail(f"note: {note}")
+            screen.tell(f"note: {as_settings(note)}")
 
 
 def calibrate(

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ssse.curvature.choices import STORED, Choice, StructureName, as_choice
+from ssse.curvature.decay import Circumstances, estimate_decay, note_on_decay
 from ssse.curvature.fit import Fitted, fit_structure, prepare
+from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.planning import Plan, Wanted
 from ssse.curvature.structure import Structure
-from ssse.errors import BrokenArtefact, InvalidData, InvalidSetting
+from ssse.errors import BrokenArtefact, DoubtfulSetting, InvalidData, InvalidSetting
 from ssse.problem.fingerprint import Fingerprint
 from ssse.problem.losses import LossLike
 from ssse.problem.parameters import BlockChoice, Layout, LinearShape
 from ssse.problem.problem import Problem
+from ssse.problem.sample_counts import FEW, Counted
 from ssse.problem.view import ParameterChoice
 from ssse.rows.kinds import RowChoice, RowKind
 from ssse.rows.score_sums import ScoreSums
@@ -84,6 +90,7 @@ class Curvature:
     doubted: bool = False  # whether a step since the fit was not vouched for
     scores: ScoreSums | None = None
     strain: float = 0.0  # of all steps since the fit: by how much the scores of those who stay have moved
+    repeats: int | None = None  # samples that are the same as another, at most so many now; None: not counted
     group: int = 1024
     created: str = field(default_factory=now)
 
@@ -104,6 +111,7 @@ class Curvature:
         dtype: torch.dtype | None = None,
         memory_budget: int | str | None = None,
         seed: int = 0,
+        n: int | None = None,
         progress: bool = True,
         on_plan: Callable[[Plan], None] | None = None,
     ) -> Curvature:
@@ -128,6 +136,9 @@ class Curvature:
             memory_budget: bytes, or a text like "8GiB", that the plan may take; if not given, 60 % of the memory there
                 is (the machine's, the container's or the GPU's, in use or not), so that the plan is always the same.
             seed: of the labels that rows="sampled" draws.
+            n: how many training samples there are. Samples are counted in any case, and repeats noted; data in which
+                every one comes twice, or a share that a sampler dealt out to one process, is refused unless n says
+                that it is meant.
             on_plan: told what was chosen and what it will cost, before the long pass; what it raises ends the fit. If
                 not given, and the fit takes more than a few seconds, a terminal is told.
 
@@ -137,7 +148,7 @@ class Curvature:
         """
         damping = check_damping(damping, weight_decay)
         wanted = Wanted(rows, rows_per_batch, seed, as_choice(structure), blocks, dtype)
-        prepared = prepare(model, loss_fn, parameters, data, wanted, memory_budget)
+        prepared = prepare(model, loss_fn, parameters, data, wanted, memory_budget, n)
         if on_plan is not None:
             on_plan(prepared.plan)
         elif prepared.plan.seconds > WORTH_A_WORD:
@@ -147,7 +158,15 @@ class Curvature:
 
     @classmethod
     def _from_fit(cls, problem: Problem, fitted: Fitted, weight_decay: float) -> Curvature:
-        gradient = fitted.gradient / fitted.count + weight_decay * problem.theta()
+        slope, theta = fitted.gradient / fitted.count, problem.theta()
+        gradient = slope + weight_decay * theta
+        found = estimate_decay(slope, theta, problem.layout)
+        doubt = ()
+        if found is not None and found.contradicts(weight_decay):
+            mean_weight = None if fitted.class_weights is None else fitted.class_weights / fitted.count
+            around = Circumstances(fitted.count, problem.outputs, problem.loss.name, mean_weight)
+            doubt = (note_on_decay(found, weight_decay, around),)
+            warnings.warn(doubt[0], DoubtfulSetting, stacklevel=3)  # where the user called `fit`
         partial = set(problem.layout.names) != {n for n, p in problem.model.named_parameters() if p.requires_grad}
         return cls(
             structure=fitted.structure,
@@ -163,7 +182,8 @@ class Curvature:
             gradient=gradient,
             chosen=str(fitted.plan),
             reason=fitted.plan.reason,
-            notes=(part_note(problem.layout),) if partial else (),
+            notes=(*((part_note(problem.layout),) if partial else ()), *fitted.notes, *doubt),
+            repeats=fitted.repeats,
             partial=partial,
             scores=fitted.scores,
             group=fitted.plan.group,
@@ -214,9 +234,14 @@ class Curvature:
         return replace(self, structure=self.structure.to(device), gradient=gradient, joint=joint)
 
     @staticmethod
-    def merge(shards: Sequence[Curvature]) -> Curvature:
-        """The curvature of all the data, from curvatures fitted on disjoint shards of it at the same θ*."""
-        return merge_shards(shards)
+    def merge(shards: Sequence[Curvature], *, n: int | None = None) -> Curvature:
+        """The curvature of all the data, from curvatures fitted on disjoint shards of it at the same θ*.
+
+        Args:
+            n: how many samples all shards hold together. A sample that is in two shards is found where the structure
+                knows its samples (`lowrank`), otherwise only a whole shard that is there twice; this number finds all.
+        """
+        return merge_shards(shards, n)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write a new folder, atomically; see `ssse.system.store`."""
@@ -257,6 +282,7 @@ class Curvature:
             "doubted": self.doubted,
             "scores": None if self.scores is None else asdict(self.scores),
             "strain": self.strain,
+            "repeats": self.repeats,
             "group": self.group,
             "chosen": self.chosen,
             "reason": self.reason,
@@ -294,6 +320,7 @@ class Curvature:
             doubted=manifest.get("doubted", False),
             scores=ScoreSums(**manifest["scores"]) if manifest.get("scores") else None,
             strain=manifest.get("strain", 0.0),
+            repeats=manifest.get("repeats"),
             group=manifest["group"],
             created=manifest["created"],
         )
@@ -354,7 +381,7 @@ def restore_structure(saved: dict[str, Any], tensors: dict[str, Tensor], linear:
     return STORED[saved["kind"]].from_state(tensors, saved, saved["ridge"], linear)
 
 
-def merge_shards(shards: Sequence[Curvature]) -> Curvature:
+def merge_shards(shards: Sequence[Curvature], expected: int | None = None) -> Curvature:
     if not shards:
         raise InvalidSetting("Merging needs at least one shard.")
     first = shards[0]
@@ -372,6 +399,7 @@ def merge_shards(shards: Sequence[Curvature]) -> Curvature:
         for s in shards
     ):
         raise InvalidSetting("Shards must share model, loss, rows, structure, damping and weight decay.")
+    repeats, notes = _check_shards(shards, expected)
     merged = first
     for shard in shards[1:]:
         if merged.gradient is None or shard.gradient is None or merged.mean_loss is None or shard.mean_loss is None:
@@ -386,4 +414,46 @@ def merge_shards(shards: Sequence[Curvature]) -> Curvature:
             scores=None if merged.scores is None or shard.scores is None else merged.scores + shard.scores,
             calibrated=None,
         )
-    return merged
+    return replace(merged, repeats=repeats, notes=notes)
+
+
+def _check_shards(shards: Sequence[Curvature], expected: int | None) -> tuple[int | None, tuple[str, ...]]:
+    """Samples that are the same as another one, None where that is not known; and what is to be said of it."""
+    total = sum(shard.n for shard in shards)
+    if expected is not None and total != expected:
+        raise InvalidData(
+            f"n={expected} training samples were expected, and the {len(shards)} shards hold {total}. Are they "
+            "disjoint, and all there? A DistributedSampler repeats samples to make its parts equally long."
+        )
+    notes = shards[0].notes if len(shards) == 1 else tuple(part_note(s.layout) for s in shards[:1] if s.partial)
+    if len(shards) == 1:
+        return shards[0].repeats, notes
+    known = [digests for shard in shards if (digests := known_samples(shard)) is not None]
+    doubled = any(_same_sums(a, b) for i, a in enumerate(shards) for b in shards[:i]) or any(
+        len(a) > FEW and np.isin(a, b).all() for a, b in itertools.permutations(known, 2)
+    )
+    if expected is None and doubled:
+        raise InvalidData(f"All samples of one shard are in another one too. If it is meant, pass n={total}.")
+    if len(known) < len(shards):
+        unknown = f"Whether shards share samples is not known: '{shards[0].structure.kind}' does not keep which it has."
+        return None, notes if expected is not None else (*notes, unknown)
+    counted = Counted.of(np.concatenate(known))
+    if counted.repeats:
+        notes = (*notes, f"{counted.repeats:,} of the {total:,} samples in all shards repeat another one.")
+    return counted.repeats, notes
+
+
+def _same_sums(one: Curvature, other: Curvature) -> bool:
+    """Means over other samples are not the same to the last bit."""
+    if one.gradient is None or other.gradient is None:
+        return False
+    return (one.n, one.mean_loss) == (other.n, other.mean_loss) and torch.equal(one.gradient, other.gradient)
+
+
+def known_samples(curvature: Curvature) -> np.ndarray | None:
+    """Digests of the samples whose rows the curvature has, one each, where it keeps them."""
+    structure, joint = curvature.structure, curvature.joint
+    if not isinstance(structure, LowRankStructure) or structure.rows.digests is None:
+        return None
+    samples = curvature.n if joint is None or joint.leave_out else joint.n
+    return structure.rows.digests.cpu().numpy()[:: structure.rows.count // samples]

@@ -20,6 +20,14 @@ from ssse.problem.batches import Batch, check_repeatable, count_samples, read_ba
 from ssse.problem.fingerprint import Fingerprint
 from ssse.problem.losses import LossLike, as_loss
 from ssse.problem.problem import PROBE_SAMPLES, Problem
+from ssse.problem.sample_counts import (
+    Counted,
+    SampleCounter,
+    batches_to_compare,
+    check_counted,
+    check_expected,
+    check_worker_split,
+)
 from ssse.problem.training_mode import refuse_training_mode
 from ssse.problem.view import ModelView, ParameterChoice
 from ssse.rows.autodiff import held as held_rows
@@ -42,6 +50,9 @@ class Fitted:
     loss: float  # Σ ℓᵢ
     gradient: Tensor  # Σ ∇ℓᵢ, shape (d,)
     scores: ScoreSums | None
+    class_weights: float | None  # Σ w_y of a loss that has some
+    repeats: int  # samples that are the same as one before them
+    notes: tuple[str, ...]  # on how many samples came
 
 
 @dataclass
@@ -52,9 +63,12 @@ class Sums:
     loss: float = 0.0
     gradient: Tensor | None = None
     scores: ScoreSums | None = None
+    class_weights: float | None = None  # their sum, of a loss that has some
 
-    def add(self, measured: Measured) -> None:
+    def add(self, measured: Measured, weights: Tensor | None = None) -> None:
         gradient = measured.gradient.double()
+        if weights is not None:
+            self.class_weights = (self.class_weights or 0.0) + float(weights.sum(dtype=torch.float64))
         self.count += measured.count
         self.loss += measured.loss
         self.gradient = gradient if self.gradient is None else self.gradient + gradient
@@ -68,16 +82,31 @@ class Sums:
             raise InvalidData("The gradient of the training loss is NaN or infinite.")
         return self.gradient
 
+    def fitted(
+        self, structure: Structure, plan: Plan, gradient: Tensor, repeats: int, notes: tuple[str, ...]
+    ) -> Fitted:
+        return Fitted(structure, plan, self.count, self.loss, gradient, self.scores, self.class_weights, repeats, notes)
+
 
 @dataclass(frozen=True)
 class Prepared:
-    """A fit that was planned and not run yet. `batches`: all of the data, its first batches among them."""
+    """A fit that was planned and not run yet.
+
+    `batches`: all of the data, its first batches among them. `expected`: how many samples the user says there are.
+    """
 
     problem: Problem
     plan: Plan
     batches: Iterator[Batch]
     total: int | None
     budget: int
+    expected: int | None
+    counter: SampleCounter
+
+    def check_samples(self, data: Iterable[Any]) -> tuple[Counted, tuple[str, ...]]:
+        """When all have passed: how many they were, and what is to be said of it."""
+        counted = self.counter.counted()
+        return counted, check_counted(data, counted, self.expected)
 
 
 def prepare(
@@ -87,16 +116,20 @@ def prepare(
     data: Iterable[Any],
     wanted: Wanted,
     budget: int | str | None,
+    expected: int | None = None,
 ) -> Prepared:
     """Look at the first batch, refuse what cannot work, and choose."""
     as_loss(loss_fn)  # an unknown one is refused before the data is read
     refuse_training_mode(model)
     device = ModelView(model, parameters).device
-    check_repeatable(data)
+    check_repeatable(data, expected)
+    check_expected(data, expected)
     stream = iter(data)
     seen: list[Batch] = []  # two samples at least: one alone cannot show cross-talk
-    while sum(len(y) for _, y in seen) < 2 and (batch := next(stream, None)) is not None:
+    fewest = batches_to_compare(data)
+    while (len(seen) < fewest or sum(len(y) for _, y in seen) < 2) and (batch := next(stream, None)) is not None:
         seen.append(read_batch(batch, device))
+    check_worker_split(data, seen, expected)
     seen = [batch for batch in seen if len(batch[1])]
     if not seen:
         raise InvalidData("The training data is empty.")
@@ -109,7 +142,9 @@ def prepare(
         operations = forward_operations(problem, trial)
         task = replace(task, forward_operations=operations, row_seconds=_row_seconds(problem, trial))
     rest = (read_batch(batch, device) for batch in stream)
-    return Prepared(problem, make_plan(task, wanted), itertools.chain(seen, rest), total, stated)
+    counter = SampleCounter()
+    batches = counter.watch(itertools.chain(seen, rest))
+    return Prepared(problem, make_plan(task, wanted), batches, total, stated, expected, counter)
 
 
 def _row_seconds(problem: Problem, batch: Batch) -> float:
@@ -134,19 +169,20 @@ def fit_structure(prepared: Prepared, data: Iterable[Any], damping: float, progr
     )  # fmt: skip
     builder = plan.structure.builder(ground)
     if isinstance(plan.structure, MatrixFree):
-        return _fit_matrix_free(problem, data, batches, plan, plan.structure, builder, damping, prepared.budget)
+        return _fit_matrix_free(prepared, data, batches, plan.structure, builder, damping)
     assert builder is not None
     sums, probe = Sums(), None
     for batch in batches:
         rows, measured = measure_held(problem, plan.kind, batch, salt or None)
         builder.add(rows)
-        sums.add(measured)
+        sums.add(measured, problem.loss.class_weights(batch[1]))
         probe = measured.gradient if probe is None else probe
     gradient = sums.checked_gradient()
+    counted, notes = prepared.check_samples(data)
     with waiting("factorising", progress):
         structure = builder.build(sums.count * damping)
     _check_precision(structure, gradient if probe is None else probe)
-    return Fitted(structure, plan, sums.count, sums.loss, gradient.to(problem.dtype), sums.scores)
+    return sums.fitted(structure, plan, gradient.to(problem.dtype), counted.repeats, notes)
 
 
 class KeptRows:
@@ -215,33 +251,33 @@ def bind_data(
 
 
 def _fit_matrix_free(
-    problem: Problem,
+    prepared: Prepared,
     data: Iterable[Any],
     batches: Iterable[Batch],
-    plan: Plan,
     chosen: MatrixFree,
     builder: Builder | None,
     damping: float,
-    budget: int,
 ) -> Fitted:
     """The sums over the data, the preconditioner, and the rows themselves where they are small."""
+    problem, plan = prepared.problem, prepared.plan
     if problem.linear is None:  # later products must see θ* even if the user's model has moved on
         problem = problem.copied()
     source = row_source(problem, plan.kind, data, plan.group)  # before the long pass: it refuses what ends after one
-    sums, kept = Sums(), KeptRows(problem, min(budget, spare_memory(problem.device)))
+    sums, kept = Sums(), KeptRows(problem, min(prepared.budget, spare_memory(problem.device)))
     for batch in batches:
         measured = measure(problem, plan.kind, batch)
         if builder is not None:
             builder.add(held_rows(measured.rows))
         kept.add(measured.rows)
-        sums.add(measured)
+        sums.add(measured, problem.loss.class_weights(batch[1]))
     gradient = sums.checked_gradient()
+    counted, notes = prepared.check_samples(data)
     ridge = sums.count * damping
     preconditioner = None if builder is None else builder.build(ridge)
     structure = MatrixFreeStructure(
         kept.source() or source, ridge, preconditioner, chosen.tolerance, chosen.max_iterations
     )
-    return Fitted(structure, plan, sums.count, sums.loss, gradient.to(problem.dtype), sums.scores)
+    return sums.fitted(structure, plan, gradient.to(problem.dtype), counted.repeats, notes)
 
 
 def _check_precision(structure: Structure, probe: Tensor) -> None:

@@ -9,6 +9,8 @@ from torch import nn
 
 from ssse.curvature.curvature import Curvature, part_note
 from ssse.curvature.structure import LeftOut
+from ssse.erasure.copies import note_on_copies
+from ssse.erasure.request import Samples
 from ssse.problem.losses import Response
 from ssse.problem.problem import Problem
 from ssse.verdict import Assessment, distrust, number
@@ -35,6 +37,7 @@ class Diagnostics(Assessment):
         response: how the curvature of the loss answers a change of scores; of models not linear in θ, "unknown".
         strain_before: of the steps since the fit.
         reach: ‖θ̂−θ*‖/‖θ*‖, as `relative_step`, but from where a joint stream began.
+        decay_estimate: ŵ as the gradient tells it, where it contradicts the weight decay given; otherwise None.
         verdict: "ok" means that the step is Newton's for a model linear in θ, and that its measures agree.
 
     The others are as of `Assessment`.
@@ -52,6 +55,7 @@ class Diagnostics(Assessment):
     response: Response = "unknown"
     strain_before: float = 0.0
     reach: float | None = None
+    decay_estimate: float | None = None
 
     @property
     def imbalance(self) -> float | None:
@@ -76,7 +80,12 @@ def judge(measured: Diagnostics) -> list[str]:
     """Reasons for caution, in words and numbers; none if the step is one we vouch for."""
     reasons = _not_local(measured)
     ratio = measured.imbalance
-    if ratio is not None and ratio > LARGE_RESIDUAL and not measured.residual:
+    if measured.decay_estimate is not None:
+        reasons.append(
+            f"θ* was not trained with the weight decay that the curvature was told of, by its gradient rather with "
+            f"{measured.decay_estimate:.3g}. Fit again with that one."
+        )
+    elif ratio is not None and ratio > LARGE_RESIDUAL and not measured.residual:
         reasons.append(
             f"θ* is not stationary: n‖∇L(θ*)‖ is {ratio:.2g} times the gradient that is removed. Train further, "
             "or correct for it (residual)."
@@ -178,7 +187,7 @@ def _source(curvature: Curvature) -> str:
     return "" if curvature.calibrated is None else curvature.calibrated.source
 
 
-def notes_on(curvature: Curvature, problem: Problem, solved: LeftOut) -> tuple[str, ...]:
+def notes_on(curvature: Curvature, problem: Problem, solved: LeftOut, samples: Samples) -> tuple[str, ...]:
     notes = []
     if curvature.partial:
         notes.append(part_note(curvature.layout))
@@ -188,6 +197,7 @@ def notes_on(curvature: Curvature, problem: Problem, solved: LeftOut) -> tuple[s
         notes.append("The leverage is a lower bound, from the directions that the solver tried.")
     if solved.note:
         notes.append(solved.note + ".")
+    notes.extend(note_on_copies(curvature, samples))
     if curvature.gradient is None:
         notes.append("‖∇L(θ*)‖ is not known after a rebase.")
     return tuple(notes)

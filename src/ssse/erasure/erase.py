@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ssse.curvature.curvature import Curvature, JointState
+from ssse.curvature.decay import estimate_decay
 from ssse.curvature.fit import bind_data
 from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.matrix_free import MatrixFreeStructure
@@ -254,7 +255,7 @@ def erase_from(
     solved = _solve(curvature, right, rows, samples.count, 0 if leave_out else request.missing())
 
     diagnostics = Diagnostics(
-        notes=notes_on(curvature, problem, solved),
+        notes=notes_on(curvature, problem, solved, samples),
         response="unknown" if curvature.linear is None else problem.loss.response,
         strain_before=curvature.strain,
         k=samples.count,
@@ -267,6 +268,7 @@ def erase_from(
         policy=policy,
         gradient_norm=None if curvature.gradient is None else float(curvature.gradient.norm()),
         forget_gradient_norm=float(gradient.norm()),
+        decay_estimate=_doubted_decay(curvature, origin),
         leverage_max=_known(float(solved.leverages[0])) if leave_out else None,
         leverage_sum=_known(solved.leverage_sum) if leave_out else None,
         leverages=tuple(v for v in solved.leverages.tolist() if not math.isnan(v)) if leave_out else (),
@@ -345,6 +347,14 @@ def _solve(curvature: Curvature, right: Tensor, rows: StackedRows | None, k: int
         solved = structure.leave_out(None, right, structure.ridge)  # with the solver's own account of its accuracy
         return replace(solved, solution=solved.solution * share)
     return LeftOut(structure.solve(right) * share, torch.zeros(1), 0.0, "", missing=missing)
+
+
+def _doubted_decay(curvature: Curvature, origin: Tensor) -> float | None:
+    """The weight decay that θ* was trained with, where it cannot have been the one that was given."""
+    if curvature.gradient is None:
+        return None
+    found = estimate_decay(curvature.gradient - curvature.weight_decay * origin, origin, curvature.layout)
+    return max(found.value, 0.0) if found is not None and found.contradicts(curvature.weight_decay) else None
 
 
 def _gradient_sum(curvature: Curvature) -> Tensor:

@@ -15,6 +15,7 @@ from ssse.errors import InvalidData, InvalidSetting, ModelMismatch
 from ssse.problem.batches import Batch, check_repeatable, read_batch, regroup
 from ssse.problem.losses import NAMED, Loss, LossLike, as_loss
 from ssse.problem.problem import Problem
+from ssse.problem.sample_counts import count_at_hand
 from ssse.problem.training_mode import refuse_training_mode
 from ssse.problem.view import ModelView
 
@@ -46,6 +47,13 @@ def read_samples(
         raise InvalidData(
             f"The forget set has {count} samples and the curvature stands for {curvature.n}; something must remain."
         )
+    if curvature is not None and curvature.repeats is not None:
+        repeats = count_at_hand(batches).repeats
+        if repeats > curvature.repeats:
+            raise InvalidData(
+                f"{repeats} of the {count} samples to forget repeat another one, in inputs and label, and of the "
+                f"training data {curvature.repeats or 'none'} did. Name each sample as often as it was trained on."
+            )
     return Samples(list(regroup(batches, group)), count)
 
 

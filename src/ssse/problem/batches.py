@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
 from ssse.errors import InvalidData
+from ssse.problem.rereading import refuse_changing_samples
 
 Inputs = Tensor | dict[str, Tensor]
 Batch = tuple[Inputs, Tensor]
@@ -142,9 +142,14 @@ def count_samples(data: Any) -> int | None:
     return None
 
 
-def check_repeatable(data: Any) -> None:
-    """Refuse loaders that drop samples or return another value for the same index."""
-    if getattr(data, "drop_last", False) or getattr(getattr(data, "batch_sampler", None), "drop_last", False):
+def check_repeatable(data: Any, confirmed: int | None = None) -> None:
+    """Refuse loaders that drop samples, see only a share of them, or return another value for the same index.
+
+    `confirmed`: how many samples the user expects; a share is then meant, and counted.
+    """
+    batch_sampler = getattr(data, "batch_sampler", None)
+    samplers = [getattr(data, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+    if getattr(data, "drop_last", False) or getattr(batch_sampler, "drop_last", False):
         raise InvalidData(
             "The data loader has drop_last=True, so some samples would never be seen. Use drop_last=False."
         )
@@ -153,28 +158,26 @@ def check_repeatable(data: Any) -> None:
             "The data loader draws samples with replacement, so some would count twice and others never be seen. Use a "
             "sampler that passes over each sample once."
         )
-    dataset = getattr(data, "dataset", None)
-    if dataset is None or not hasattr(dataset, "__getitem__") or not getattr(dataset, "__len__", lambda: 0)():
-        return
-    if isinstance(dataset, IterableDataset):
-        return
-    if not _same(dataset[0], dataset[0]):
+    for sampler in samplers:
+        processes = getattr(sampler, "num_replicas", None) or getattr(sampler, "num_processes", None) or 1
+        if processes > 1:
+            _check_share(data, sampler, processes, confirmed)
+            break
+    refuse_changing_samples(data)
+
+
+def _check_share(data: Any, sampler: Any, processes: int, confirmed: int | None) -> None:
+    """Of samplers for training on several devices. What a last round lacks they drop, or fill up with repeats."""
+    name, length = type(sampler).__name__, count_samples(data)
+    if confirmed is None:
         raise InvalidData(
-            "The data set returns different values for index 0 on two reads (random augmentation?). The curvature "
-            "needs each sample as one fixed input: switch the augmentation off."
+            f"The data loader's {name} deals the samples out to {processes} processes, and this one sees "
+            f"{'a part' if length is None else length} of them; counted as all, every step would be {processes} times "
+            "too long. Use a loader without it. Only a curvature may be of a part: fit each with its own n=, "
+            "and join them with Curvature.merge."
         )
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, Mapping):
-        return all(_same(a[key], b[key]) for key in a)
-    if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(_same(p, q) for p, q in zip(a, b, strict=True))
-    try:
-        p, q = torch.as_tensor(a), torch.as_tensor(b)
-    except (TypeError, ValueError, RuntimeError):
-        return True  # not numbers yet; the collated batches are checked when they come
-    return p.shape == q.shape and bool(((p == q) | ((p != p) & (q != q))).all())
+    if getattr(sampler, "drop_last", False) and len(getattr(data, "dataset", ())) % processes:
+        raise InvalidData(f"The data loader's {name} has drop_last=True, so some samples are in no part. Use False.")
 
 
 def _form(x: Inputs, y: Tensor) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

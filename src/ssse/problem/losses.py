@@ -53,6 +53,10 @@ class Loss(ABC):
     def check(self, y: Tensor, shape: torch.Size) -> None:
         """Raise InvalidData where y cannot be the labels of outputs of that shape, (n, c)."""
 
+    def class_weights(self, y: Tensor) -> Tensor | None:
+        """w_y of every sample, shape (n,), where the loss is known to have such weights."""
+        return None
+
     @abstractmethod
     def values(self, z: Tensor, y: Tensor) -> Tensor:
         """ℓ of every sample, shape (n,)."""
@@ -89,7 +93,7 @@ class CrossEntropy(Loss):
         if y.is_floating_point() or y.dim() != 1:
             raise InvalidData(
                 f"cross_entropy needs one integer class index a sample, shape ({shape[0]},); got {y.dtype} of shape "
-                f"{tuple(y.shape)}. For 0/1 attributes use the loss 'binary_cross_entropy'."
+                f"{tuple(y.shape)}. {_instead_of_indices(y, shape)}"
             )
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= shape[1]:
@@ -213,12 +217,31 @@ class CustomLoss(Loss):
         return value.sum()  # a mean or a sum over one sample is the sample; check_batch sees to it
 
     def check(self, y: Tensor, shape: torch.Size) -> None:
-        """What labels may be, only the user's function knows."""
+        """What labels may be, only the user's function knows; but for those of torch that compare entry by entry.
+
+        (n, 1) with (n,) they refuse, or broadcast to (n, n).
+        """
+        output = (len(y), *(shape[1:] if self.shape is None else self.shape))
+        if not isinstance(self.function, nn.BCEWithLogitsLoss | nn.MSELoss) or output == y.shape:
+            return
+        column = "y[:, None].float()" if output[1:] == (1,) else "one number an output"
+        named = "binary_cross_entropy" if isinstance(self.function, nn.BCEWithLogitsLoss) else "mse"
+        raise InvalidData(
+            f"{type(self.function).__name__} needs labels of the outputs' shape {output}; got {tuple(y.shape)}. Pass "
+            f"{column}, or use the loss '{named}', which takes them and sums over a sample's outputs."
+        )
+
+    def class_weights(self, y: Tensor) -> Tensor | None:
+        function = self.function
+        if not isinstance(function, nn.CrossEntropyLoss | nn.NLLLoss) or function.weight is None:
+            return None
+        return None if y.is_floating_point() or y.dim() != 1 else function.weight.detach().to(y.device)[y.long()]
 
     @torch.no_grad()
     def check_batch(self, z: Tensor, y: Tensor) -> None:
         """Raise where the loss of a batch is not the sum or the mean of its samples' losses."""
-        whole, each = self.function(z if self.shape is None else z.view(len(z), *self.shape), y), self.values(z, y)
+        output = z if self.shape is None else z.view(len(z), *self.shape)
+        whole, each = self.function(output, y), self.values(z, y)
         if whole.dim() and len(whole) == len(each):
             ways = [(whole.reshape(len(each), -1).sum(1), each)]
         else:
@@ -227,8 +250,18 @@ class CustomLoss(Loss):
         if not any(torch.allclose(a, b.to(a), rtol=rtol, atol=rtol) for a, b in ways):
             raise InvalidSetting(
                 f"The loss {self.name} of a batch is neither the sum nor the mean of its samples' losses: class "
-                "weights or ignore_index with reduction='mean', or terms between samples? Use reduction='sum'."
+                f"weights or ignore_index with reduction='mean', or terms between samples? {self._as_a_sum(y)}"
             )
+
+    def _as_a_sum(self, y: Tensor) -> str:
+        """Σ w_y ℓ / Σ w_y + (w/2)‖θ‖² has its minimum where (1/n) Σ w_y ℓ + (w·mean(w_y)/2)‖θ‖² has it."""
+        weights = self.class_weights(y)
+        if weights is None:
+            return "Use reduction='sum'."
+        return (
+            "Use reduction='sum', and as weight_decay the one of the training × the mean of the class weights over all "
+            f"training samples, loss.weight[labels].mean(): of these {len(y)} it is {float(weights.mean()):.3g}."
+        )
 
     def values(self, z: Tensor, y: Tensor) -> Tensor:
         return vmap(self._of_one)(z, y)
@@ -310,6 +343,21 @@ def _short_digest(tensor: Tensor) -> str:
 
 def _like(z: Tensor, y: Tensor) -> Tensor:
     return y.reshape(z.shape).to(z.dtype)
+
+
+def _instead_of_indices(y: Tensor, shape: torch.Size) -> str:
+    """What labels of that form are for."""
+    if y.shape != shape or shape[1] < 2:
+        return "Pass y.long() of that shape." if y.numel() == shape[0] else "Pass one label a sample."
+    rows, binary = y.double().sum(1), bool(((y == 0) | (y == 1)).all())
+    if bool((rows - 1).abs().max() > 1e-3):
+        return "For 0/1 attributes use the loss 'binary_cross_entropy'." if binary else "For numbers use 'mse'."
+    if binary:
+        return "These are one-hot: pass y.argmax(1). (If they are 0/1 attributes: the loss 'binary_cross_entropy'.)"
+    return (
+        "These are class probabilities: pass a loss function of your own, "
+        "lambda z, y: torch.nn.functional.cross_entropy(z, y)."
+    )
 
 
 def _check_same_shape(shape: torch.Size, y: Tensor, what: str) -> None:

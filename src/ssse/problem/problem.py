@@ -72,6 +72,11 @@ class Problem(ModelView):
         """Refuse what cannot work, find out whether the model is linear in θ; returns the number of outputs."""
         x, y = slice_batch(batch[0], slice(0, PROBE_SAMPLES)), batch[1][:PROBE_SAMPLES]
         floating = x.values() if isinstance(x, dict) else [x]
+        if self.dtype not in (torch.float32, torch.float64):
+            raise InvalidModel(
+                f"The parameters are {self.dtype}, too coarse for a curvature. Use the model in float32, "
+                "model.float(), with inputs of the same dtype, x.float(); what comes out can be cast back."
+            )
         for value in floating:
             if value.is_floating_point() and value.dtype != self.dtype:
                 raise InvalidData(

@@ -115,6 +115,7 @@ class Fit(Section):
     parameters: Text | list[Text] = "all"
     dtype: Literal["float32", "float64"] | None = None
     memory_budget: Text | Bytes | None = None
+    n: Count | None = None
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     preconditioner: Text = "auto"
     tolerance: Positive | None = None

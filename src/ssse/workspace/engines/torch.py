@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ from ssse.curvature.curvature import Curvature
 from ssse.curvature.planning import Plan
 from ssse.erasure.erase import erase_from
 from ssse.erasure.request import check_settings, matching_loss, matching_view
-from ssse.errors import BrokenArtefact, InvalidData, InvalidModel, InvalidSetting, SSSEError
+from ssse.errors import BrokenArtefact, DoubtfulSetting, InvalidData, InvalidModel, InvalidSetting, SSSEError
 from ssse.intake.importing import import_object
 from ssse.intake.messages import cause
 from ssse.intake.models import build_model, load_weights, read_weights, weights_of, write_weights
@@ -139,6 +140,7 @@ class TorchEngine(Engine):
         self, model: nn.Module, data: Batches, room: Callable[[int], None], say: Say
     ) -> tuple[Curvature, dict[str, Any]]:
         chosen, started = self.settings.fit, 0.0
+        gone = len(self.user_data.train) - len(data.sampler)  # erased before, and left out here
 
         def announce(planned: Plan) -> None:
             nonlocal started
@@ -146,12 +148,15 @@ class TorchEngine(Engine):
             room(planned.stored_bytes)
             started = time.perf_counter()
 
-        curvature = Curvature.fit(
-            model, self.loss, data, damping=chosen.damping, weight_decay=chosen.weight_decay, rows=chosen.rows,
-            rows_per_batch=chosen.rows_per_batch, structure=_structure(chosen), blocks=chosen.blocks,
-            parameters=parameters_of(self.settings), dtype=chosen.dtype and getattr(torch, chosen.dtype),
-            memory_budget=chosen.memory_budget, seed=chosen.seed, progress=self.user_data.progress, on_plan=announce,
-        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DoubtfulSetting)  # it is among the notes too
+            curvature = Curvature.fit(
+                model, self.loss, data, damping=chosen.damping, weight_decay=chosen.weight_decay, rows=chosen.rows,
+                rows_per_batch=chosen.rows_per_batch, structure=_structure(chosen), blocks=chosen.blocks,
+                parameters=parameters_of(self.settings), dtype=chosen.dtype and getattr(torch, chosen.dtype),
+                memory_budget=chosen.memory_budget, seed=chosen.seed, progress=self.user_data.progress,
+                n=chosen.n and chosen.n - gone, on_plan=announce,
+            )  # fmt: skip
         return curvature, {
             **about(curvature),
             "holds": curvature.structure.holds,

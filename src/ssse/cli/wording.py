@@ -1,0 +1,28 @@
+"""The library's words for people at a terminal: where it names an argument of Python, the setting is named instead."""
+
+from __future__ import annotations
+
+import re
+
+SECTIONS = ("fit", "erase", "calibrate", "evaluate")
+# dtype=torch.float64, policy='joint', rows="empirical", leave_out=False, rank=100, memory_budget=
+ARGUMENT = re.compile(r"""(?<![\w.=(])(?P<name>[a-z_]+)=(?:torch\.)?(?P<quote>["']?)(?P<value>[\w.+-]*\w)?(?P=quote)""")
+CONSTANTS = {"True": "true", "False": "false"}
+
+
+def as_settings(text: str) -> str:
+    """`dtype=torch.float64` → `--set fit.dtype=float64`, of every argument that is a setting; the rest as it is."""
+    from ssse.workspace.settings import Settings
+
+    places: dict[str, str] = {}
+    for section in SECTIONS:
+        kind = Settings.model_fields[section].annotation
+        places |= {name: section for name in getattr(kind, "model_fields", {})}
+
+    def setting(found: re.Match[str]) -> str:
+        name, value = found["name"], found["value"] or ""
+        if name not in places:
+            return found[0]
+        return f"--set {places[name]}.{name}={CONSTANTS.get(value, value)}"
+
+    return ARGUMENT.sub(setting, text)
