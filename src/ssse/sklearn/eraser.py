@@ -32,7 +32,8 @@ from ssse.sklearn.composition import Composition, decompose
 from ssse.sklearn.coordinates import Coordinates
 from ssse.sklearn.fingerprint import digest_linear_models
 from ssse.sklearn.outcome import TOO_FAR, Outcome
-from ssse.sklearn.sums import TrainingSums, check_memory, finish, mean_losses, measure_reach, refined, take_in
+from ssse.sklearn.refining import Remaining, refined
+from ssse.sklearn.sums import TrainingSums, check_memory, finish, mean_losses, measure_reach, take_in
 from ssse.system.progress import bar
 
 if TYPE_CHECKING:
@@ -160,14 +161,16 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
     def refine(self, X: Any, y: Any, sample_weight: Any = None, *, steps: int = 5, curvature: bool = True) -> Any:
         """A new estimator nearer to the refit, where the samples that remain can still be read.
 
-        Each step is one pass over them: the gradient as it is, times the curvature that is held. It ends early when
-        only rounding is left, or when a step does not help any more. What is left of the gradient is then measured and
-        no longer bounded.
+        Each step is one pass over them: the gradient as it is, times the curvature that is held, corrected by what the
+        steps before did to the gradient. A step that would raise the objective is shortened, which takes two passes
+        more; so no call ends above where it began, and from any place enough of them arrive at the refit. It ends early
+        when only rounding is left. What is left of the gradient is then measured and no longer bounded.
 
         Args:
             steps: at most so many.
-            curvature: also take the curvature anew, when steps become slow and at the end. Each time costs as much as
-                `fit`; it makes `distance_bound_` far smaller, and the requests to come start as from a fresh fit.
+            curvature: also take the curvature anew, when steps become slow and at the end, unless scores are so far out
+                that there is none. Each time costs as much as `fit`; it makes `distance_bound_` far smaller, and the
+                requests to come start as from a fresh fit.
         Raises:
             InvalidData: this is not what remains, by the number of samples of each class.
         """
@@ -184,7 +187,7 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
                     "exactly the training data without what was erased."
                 )
         with bar("refining", (steps + 1 + 2 * curvature) * x.shape[0], self.progress) as advance:
-            new = refined(sums, composition, x, columns, weights, steps, advance, curvature=curvature)
+            new = refined(sums, Remaining(composition, x, columns, weights, advance), steps, curvature=curvature)
         written = [
             adapter.write(quadratics, new.coordinates, class_counts)
             for adapter, quadratics, class_counts in zip(

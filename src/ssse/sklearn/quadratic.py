@@ -95,22 +95,35 @@ class Quadratic:
         largest = coarse(float(np.einsum("ij,ij->i", design, design).max(initial=0.0)))
         return LossSums(tuple(slopes), tuple(grams), tuple(rows), largest, energy)
 
-    def slopes_at(self, design: np.ndarray, labels: Labels) -> list[np.ndarray]:
-        """Of each group, where the model is."""
-        residuals = self.loss.residuals(self.scores(design, self.theta), labels.values)
+    def slopes_at(self, design: np.ndarray, labels: Labels, at: np.ndarray) -> list[np.ndarray]:
+        """Of each group."""
+        residuals = self.loss.residuals(self.scores(design, at), labels.values)
         parts = [labels.of(group) for group in range(self.groups)]
         return [self.loss.slope(design[mine], residuals[mine], labels.weights[mine]) for mine in parts]
 
-    def anchored(self, slopes: tuple[np.ndarray, ...]) -> Quadratic:
-        """Where the model is, with slopes that were measured there; the curvature is still that of the old anchor."""
-        quadratic = replace(self, anchor=self.theta, loss_sums=replace(self.loss_sums, slopes=slopes))
-        gradient = quadratic.gradient()
-        left = length(gradient, quadratic.solve(gradient)) + _rounding(quadratic, quadratic.theta)
-        return replace(quadratic, bound=replace(self.bound, residual=0.0, moved=self.bound.away, left=left))
+    def losses_along(
+        self, design: np.ndarray, labels: Labels, step: np.ndarray, lengths: Sequence[float]
+    ) -> np.ndarray:
+        """Σ w_g sᵢ ℓᵢ at every length of a step from where the model is: scores are a line, computed once."""
+        z, change = self.scores(design, self.theta), self.scores(design, step)
+        weights = labels.weights
+        if self.weights != (1.0,):
+            weights = weights * np.asarray(self.weights)[0 if labels.groups is None else labels.groups]
+        return np.array([weights @ self.loss.values(z + length * change, labels.values) for length in lengths])
 
-    def stepped(self, coordinates: Coordinates) -> Quadratic:
-        """One more step from the anchor, by a gradient that is known there."""
-        return self._settled(coordinates, joint=False)
+    def penalty_along(self, step: np.ndarray, lengths: Sequence[float]) -> np.ndarray:
+        """½ θᵀ ridge θ there."""
+        ridge = self.penalty(self.samples)[:, None]
+        return np.array([0.5 * float((ridge * (self.theta + length * step) ** 2).sum()) for length in lengths])
+
+    def moved_to(self, theta: np.ndarray, slopes: tuple[np.ndarray, ...], coordinates: Coordinates) -> Quadratic:
+        """At a place whose slopes were measured; the curvature is still that of where it was taken."""
+        assert self.inverse is not None
+        quadratic = replace(self, theta=theta, anchor=theta, loss_sums=replace(self.loss_sums, slopes=slopes))
+        gradient, step = quadratic.gradient(), theta - self.theta
+        left = length(gradient, quadratic.solve(gradient)) + _rounding(quadratic, theta)
+        bound = self.bound.measured(step, length(step, self.times(step)), left, coordinates, self.inverse)
+        return replace(quadratic, bound=bound)
 
     def solve(self, v: np.ndarray) -> np.ndarray:
         """M⁻¹v."""
