@@ -9,6 +9,10 @@ from typing import Any, Literal, Self
 
 Verdict = Literal["ok", "caution", "refused"]
 
+# Up to these, one step is vouched for where nothing is proved.
+TRUSTED_STRAIN = 0.35
+TRUSTED_SWING = 0.75
+
 
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
@@ -21,6 +25,12 @@ class Assessment:
         step_norm, relative_step: ‖θ̂−θ‖, and over ‖θ‖.
         leverage_max: the largest leverage of the samples, below 1 for samples of the training data.
         loss_before, loss_after: mean data loss on them under the old and the new model.
+        swing: the mean over them of max − min over the classes of the change of their scores; of one score, of |Δz|;
+            of several outputs, of the largest among them.
+        strain: the root mean square change of the scores of the samples that stay, weighted by their curvature:
+            √(uᵀG₋u / Σ tr hᵢ), u the request's own step, or all of it where that is longer (a solver had left
+            something to do). Of requests in a row, the sum since the curvature was taken.
+            One step is exact where curvature does not change; these say by how much the scores, that it depends on, do.
     """
 
     verdict: Verdict = "ok"
@@ -35,6 +45,8 @@ class Assessment:
     leverage_max: float | None = None
     loss_before: float | None = None
     loss_after: float | None = None
+    swing: float | None = None
+    strain: float | None = None
     seconds: float | None = None
 
     def judged(self, reasons: list[str]) -> Self:
@@ -62,6 +74,24 @@ class Assessment:
         lines = [f"verdict: {self.verdict}", *(f"  because {reason}" for reason in self.reasons)]
         lines += [f"{name}: {value}" for name, value in self.shown().items()]
         return "\n".join(lines + [f"note: {note}" for note in self.notes])
+
+
+def distrust(swing: float | None, strain: float | None) -> list[str]:
+    """Why one step whose result nothing proves is not vouched for either, by what it does to scores."""
+    if swing is None or strain is None:
+        return ["No distance from a refit is proved, and how far the step reaches (swing, strain) is not known here."]
+    reasons = []
+    if not strain < TRUSTED_STRAIN:
+        reasons.append(
+            f"The scores of the samples that stay change by {strain:.2g} (strain), more than the {TRUSTED_STRAIN:g} up "
+            "to which one step is vouched for: refine with what remains, or retrain."
+        )
+    if not swing < TRUSTED_SWING:
+        reasons.append(
+            f"The scores of the forgotten samples change by {swing:.2g} (swing), more than the {TRUSTED_SWING:g} up to "
+            "which one step is vouched for: refine with what remains, or retrain."
+        )
+    return reasons
 
 
 def number(value: float | None) -> str:
