@@ -29,6 +29,7 @@ SUBJECTS = (
     "thousand_requests",
     "sklearn_refits",
     "sklearn_speed",
+    "shortened_steps",
 )
 
 

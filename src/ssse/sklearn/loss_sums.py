@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -64,3 +65,8 @@ class LossSums:
         if self.traces is None or other.traces is None:
             return None
         return tuple(mine + sign * theirs for mine, theirs in zip(self.traces, other.traces, strict=True))
+
+
+def some_of(traces: tuple[float, ...] | None, groups: Sequence[int] | np.ndarray) -> tuple[float, ...] | None:
+    """Those of these groups."""
+    return None if traces is None else tuple(traces[g] for g in groups)

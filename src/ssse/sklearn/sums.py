@@ -85,11 +85,6 @@ class TrainingSums:
         return all(quadratic.loss.exact for quadratic in self.all_quadratics)
 
     @property
-    def known_gradient(self) -> bool:
-        """Whether the gradient at the anchor was measured, and nothing of it is only bounded."""
-        return all(quadratic.bound.residual == 0 for quadratic in self.all_quadratics)
-
-    @property
     def bounded(self) -> bool:
         return all(quadratic.loss.bounded for quadratic in self.all_quadratics)
 
