@@ -30,6 +30,7 @@ from ssse.sklearn import Eraser
 from ssse.verdict import TRUSTED_STRAIN, TRUSTED_SWING
 
 STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+STILL = 1e-6  # of ‖θ‖: a refit that moved by less is the original, and no distance is measured
 FAR = 0.35  # a distance that is not a good erasure
 COLUMNS = ("", "requests", "refused", "end above", "shortened", "mean distance", "largest")
 
@@ -51,7 +52,8 @@ def main(folder: Path) -> None:
             cases, refused = [], 0
             for x, y, gone, strength in requests(data()):
                 try:
-                    cases.append(measure(make(strength), x, y, gone))
+                    case = measure(make(strength), x, y, gone)
+                    cases += [] if case is None else [case]
                 except (Refused, NotPositiveDefinite, PrecisionLost):
                     refused += 1
             for how in ("whole", "taken") if make is logistic else ("whole",):
@@ -84,7 +86,7 @@ def svc(strength: float) -> Any:
     return LinearSVC(C=strength, dual=False, tol=1e-10, max_iter=10_000)
 
 
-def measure(model: Any, x: np.ndarray, y: np.ndarray, gone: np.ndarray) -> Case:
+def measure(model: Any, x: np.ndarray, y: np.ndarray, gone: np.ndarray) -> Case | None:
     stay = np.setdiff1d(np.arange(len(y)), gone)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tolerances that we ask for
@@ -95,7 +97,9 @@ def measure(model: Any, x: np.ndarray, y: np.ndarray, gone: np.ndarray) -> Case:
         before, steps = parameters(first), [parameters(whole), parameters(taken)]
         start, *ends = (objective(one, x[stay], y[stay]) for one in (first, whole, taken))
         refit = parameters(model.fit(x[stay], y[stay]))
-    unit = max(float(np.linalg.norm(before - refit)), 1e-300)
+    unit = float(np.linalg.norm(before - refit))
+    if unit < STILL * np.linalg.norm(before):
+        return None
     pairs = [(float(np.linalg.norm(one - refit)) / unit, end > start) for one, end in zip(steps, ends, strict=True)]
     found = eraser.outcome_
     return Case(found.swing, found.strain, found.share, pairs[0], pairs[1])

@@ -54,10 +54,10 @@ def safe_share(swing: float, strain: float) -> float:
     """Of a step that reaches so far that whole it may well raise the objective over what stays.
 
     Where no score changes by more than D along a step, the share log(1 + D)/D of it lowers the objective for certain
-    (self-concordance). A D that holds for all who stay is far too cautious; half the swing was enough wherever whole
-    steps went up, and none did below these limits (docs/scikit-learn.md has the numbers).
+    (self-concordance). A D that holds for all who stay is far too cautious; half the swing, or twice the strain, was
+    enough wherever whole steps went up, and none did below these limits (`benchmarks/shortened_steps.py`).
     """
-    reach = swing / 2
+    reach = max(swing / 2, 2 * strain)
     return math.log1p(reach) / reach if swing > OVERSWUNG and strain > TRUSTED_STRAIN else 1.0
 
 
