@@ -83,7 +83,8 @@ def logistic(strength: float) -> Any:
 
 
 def svc(strength: float) -> Any:
-    return LinearSVC(C=strength, dual=False, tol=1e-10, max_iter=10_000)
+    settings: dict[str, Any] = {"dual": False}
+    return LinearSVC(C=strength, **settings, tol=1e-10, max_iter=10_000)
 
 
 def measure(model: Any, x: np.ndarray, y: np.ndarray, gone: np.ndarray) -> Case | None:
@@ -116,7 +117,7 @@ def objective(model: Any, x: np.ndarray, y: np.ndarray) -> float:
     z, places = model.decision_function(x).reshape(len(x), -1), np.searchsorted(model.classes_, y)
     if isinstance(model, LinearSVC):
         signs = np.where(places[:, None] == (np.arange(z.shape[1]) if z.shape[1] > 1 else 1), 1, -1)
-        intercepts = float((model.intercept_**2).sum())
+        intercepts = float(np.square(model.intercept_).sum())
         return float((np.maximum(0, 1 - signs * z) ** 2).sum()) + 0.5 * (_squares(model) + intercepts) / model.C
     z = np.hstack([np.zeros_like(z), z]) if z.shape[1] == 1 else z
     return float((logsumexp(z, axis=1) - z[np.arange(len(z)), places]).sum()) + 0.5 * _squares(model) / model.C
@@ -127,7 +128,7 @@ def _squares(model: Any) -> float:
 
 
 def requests(
-    data: dict[str, tuple[np.ndarray, np.ndarray]],
+    data: dict[str, tuple[Any, Any]],
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, float]]:
     """X, labels, the samples to forget, C."""
     for x, y in data.values():
@@ -143,7 +144,7 @@ def requests(
                 yield x, targets, gone, strength
 
 
-def chosen() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def chosen() -> dict[str, tuple[Any, Any]]:
     digits, places = load_digits(return_X_y=True)
     scaled = {
         load.__name__: (StandardScaler().fit_transform(x), y)
@@ -153,7 +154,7 @@ def chosen() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {**scaled, "digits": (_pca(digits[::3], 8), places[::3]), "a": made(1, 300, 8, 2), "b": made(2, 500, 5, 3)}
 
 
-def others() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def others() -> dict[str, tuple[Any, Any]]:
     digits, places = load_digits(return_X_y=True)
     x, target = load_diabetes(return_X_y=True)
     some = np.isin(places, [3, 5, 8])
@@ -170,7 +171,7 @@ def others() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     }
 
 
-def _pca(x: np.ndarray, size: int) -> np.ndarray:
+def _pca(x: Any, size: int) -> np.ndarray:
     return PCA(size, whiten=True, random_state=0).fit_transform(x)
 
 

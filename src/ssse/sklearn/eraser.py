@@ -238,8 +238,10 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
                 request = ErasureRequest(design, columns[i], weights, after[i], sums.coordinates, joint)
                 steps[i] = adapter.erase(sums.quadratics[i], request)
         every = [one for group in steps.values() for one in group]
-        # The squared hinge has no such rule, and shares of a joint step would depend on how requests are grouped.
-        measures = measure_step(every, sums, design, shorten=not joint and all(one.bounded for one in every))
+        # The squared hinge has no such rule, nor have classes that vanish; shares of a joint step would depend on how
+        # requests are grouped.
+        regular = len(every) == len(sums.all_quadratics) and all(one.bounded for one in every)
+        measures = measure_step(every, sums, design, shorten=regular and not joint)
         for i, adapter in enumerate(composition.adapters):
             if i not in steps:
                 estimators.append(None)
