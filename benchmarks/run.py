@@ -31,6 +31,7 @@ SUBJECTS = (
     "thousand_requests",
     "sklearn_refits",
     "sklearn_speed",
+    "shortened_steps",
 )
 
 

@@ -42,6 +42,8 @@ def test_an_eraser_takes_the_same_step():
     stored = np.load(BEFORE / "eraser.npz")
     model = read_skops(BEFORE / "sklearn" / "model.skops")
     assert np.array_equal(model.coef_, stored["coef"])
-    erased = Eraser.load(BEFORE / "eraser", model).erase(stored["x"][FORGET], stored["y"][FORGET])
+    eraser = Eraser.load(BEFORE / "eraser", model)
+    erased = eraser.erase(stored["x"][FORGET], stored["y"][FORGET])
+    assert eraser.outcome_.strain is None  # it lacks the sum that this needs
     np.testing.assert_allclose(erased.coef_, stored["erased_coef"], rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(erased.intercept_, stored["erased_intercept"], rtol=1e-9, atol=1e-12)

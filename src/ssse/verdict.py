@@ -27,8 +27,12 @@ class Assessment:
         step_norm, relative_step: ‖θ̂−θ‖, and over ‖θ‖.
         leverage_max: the largest leverage of the samples, below 1 for samples of the training data.
         loss_before, loss_after: mean data loss on them under the old and the new model.
-        swing, strain, stretch: how far scores move, of the samples and of those who stay, and by how much of the step
-            the length of θ may be off (`ssse.erasure.trust`); None where that cannot be told.
+        swing: the mean over them of max − min over the classes of the change of their scores; of one score, of |Δz|;
+            of several outputs, of the largest among them.
+        strain: the root mean square change of the scores of the samples that stay, weighted by their curvature, summed
+            over the requests since the curvature was taken.
+        stretch: by how much of the step the length of θ may be off. One step is exact where curvature does not change;
+            these three say by how much the scores, that it depends on, do (`ssse.erasure.trust`); None where unknown.
         probe_samples: samples that should keep working and were looked at, where some were given;
         probe_loss_before, probe_loss_after, probe_accuracy_before, probe_accuracy_after: on them.
         forced: the step would have been refused, and was taken because somebody said so.
@@ -93,8 +97,10 @@ class Assessment:
         return "\n".join(lines + [f"note: {note}" for note in self.notes])
 
 
-def distrust(swing: float, strain: float, stretch: float) -> list[str]:
+def distrust(swing: float | None, strain: float | None, stretch: float | None) -> list[str]:
     """Why a step that changes the curvature so much is not vouched for, in one sentence; none if it is."""
+    if swing is None or strain is None or stretch is None:
+        return ["How far the step moves scores is not known, so it is not vouched for. Fit the curvature again."]
     found = []
     if not swing <= TRUSTED_SWING:
         found.append(f"the scores of the forgotten samples move by {swing:.2g} (trusted: up to {TRUSTED_SWING:g})")

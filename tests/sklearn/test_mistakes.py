@@ -12,6 +12,7 @@ from sklearn.preprocessing import StandardScaler
 from ssse.errors import ModelMismatch, Refused
 from ssse.sklearn import ErasableLogisticRegression, Eraser
 from ssse.sklearn.linalg import largest_generalized_eigenvalue
+from tests.support import sklearn_refits as refits
 from tests.support.sklearn_refits import fitted, parameters, quiet, refused, tight
 
 RAW, Y = load_breast_cancer(return_X_y=True)
@@ -75,16 +76,22 @@ def test_a_solver_that_stopped_early_is_not_taken_for_the_samples_effect():
     y = (x[:, 0] + rng.logistic(size=len(x)) > 0).astype(int)
     with quiet():
         eraser = Eraser(LogisticRegression(tol=5e-3).fit(x, y)).fit(x, y)
-    eraser.erase(x[:1], y[:1])
+    new = eraser.erase(x[:1], y[:1])
     found = eraser.outcome_
     assert found.due is not None
     assert found.step_norm is not None
     assert found.due < 0.1 * found.step_norm
-    assert found.verdict == "caution"
+    rest = refits.Data(x[1:], y[1:], np.ones(len(x) - 1))
+    truth = refits.minimum(new, rest)
+    own = truth - refits.minimum(new, refits.Data(x, y, np.ones(len(x))))
+    assert found.due == pytest.approx(np.linalg.norm(own), rel=0.05)
+    left, was = (float(np.linalg.norm(parameters(model) - truth)) for model in (new, eraser.estimator))
+    assert (found.verdict, left < 0.05 * was) == ("ok", True)
     eraser.fit(x, y)
     eraser.refine(x, y)
     eraser.erase(x[:1], y[:1])
     assert eraser.outcome_.verdict == "ok"
+    assert eraser.outcome_.due == pytest.approx(np.linalg.norm(own), rel=1e-2)
 
 
 def test_digits_that_outliers_cost_are_in_the_bound_after_they_went():

@@ -35,7 +35,6 @@ class Diagnostics(Assessment):
         leverage_sum: of all leverages of S, the number of parameters that S pays for. leverages: the largest first.
         predicted_change: of the mean loss on S, to first order.
         response: how the curvature of the loss answers a change of scores; of models not linear in θ, "unknown".
-        strain_before: of the steps since the fit.
         reach: ‖θ̂−θ*‖/‖θ*‖, as `relative_step`, but from where a joint stream began.
         decay_estimate: ŵ as the gradient tells it, where it contradicts the weight decay given; otherwise None.
         verdict: "ok" means that the step is Newton's for a model linear in θ, and that its measures agree.
@@ -53,7 +52,6 @@ class Diagnostics(Assessment):
     leverages: tuple[float, ...] = field(default=(), repr=False)
     predicted_change: float | None = None
     response: Response = "unknown"
-    strain_before: float = 0.0
     reach: float | None = None
     decay_estimate: float | None = None
 
@@ -100,7 +98,7 @@ def _not_local(measured: Diagnostics) -> list[str]:
     reasons = []
     total, gone = measured.n + measured.erased, measured.k + measured.erased
     if measured.swing is not None and measured.strain is not None and measured.stretch is not None:
-        reasons = distrust(measured.swing, measured.strain + measured.strain_before, measured.stretch)
+        reasons = distrust(measured.swing, measured.strain, measured.stretch)
         if measured.erased and gone > LARGE_FRACTION * total:
             reasons.append(_too_many(gone, total))
         return reasons

@@ -257,7 +257,6 @@ def erase_from(
     diagnostics = Diagnostics(
         notes=notes_on(curvature, problem, solved, samples),
         response="unknown" if curvature.linear is None else problem.loss.response,
-        strain_before=curvature.strain,
         k=samples.count,
         n=curvature.n,
         erased=curvature.erased,
@@ -298,7 +297,7 @@ def erase_from(
         reach=_relative(theta - origin, origin),
         loss_after=loss_after,
         swing=trust.swing,
-        strain=trust.strain,
+        strain=None if trust.strain is None else curvature.strain + trust.strain,
         stretch=trust.stretch,
         predicted_change=float(data_gradient.double() @ (theta - origin).double()) / samples.count,
         seconds=time.perf_counter() - started,

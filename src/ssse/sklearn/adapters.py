@@ -16,7 +16,7 @@ from ssse.errors import InvalidData, InvalidModel
 from ssse.sklearn.coordinates import Coordinates
 from ssse.sklearn.loss_sums import Labels, LossSums
 from ssse.sklearn.losses import Squared
-from ssse.sklearn.quadratic import Quadratic
+from ssse.sklearn.quadratic import Erased, Quadratic
 
 # From some version on, "balanced" weighs classes by the weights of their samples instead of their number.
 WEIGHTED_COUNTS = "sample_weight" in inspect.signature(compute_class_weight).parameters
@@ -116,8 +116,8 @@ class Adapter(ABC):
     def weights(self, class_counts: ClassCounts) -> list[tuple[float, ...]]:
         """Of each quadratic's groups."""
 
-    def erase(self, quadratics: Sequence[Quadratic], request: ErasureRequest) -> list[tuple[Quadratic, float]]:
-        """Each quadratic at its new minimum, and the largest leverage; where classes vanish, of those that stay."""
+    def erase(self, quadratics: Sequence[Quadratic], request: ErasureRequest) -> list[Erased]:
+        """Each quadratic at its new minimum; where classes vanish, those of the classes that stay."""
         erased = []
         wanted, after = self.labels(request.codes, request.weights), request.after
         for quadratic, labels, weights in zip(quadratics, wanted, self.weights(after), strict=True):
@@ -261,7 +261,7 @@ class ClassifierAdapter(Adapter):
         out[there] = sizes[there].sum() / (there.sum() * sizes[there])
         return out
 
-    def erase(self, quadratics: Sequence[Quadratic], request: ErasureRequest) -> list[tuple[Quadratic, float]]:
+    def erase(self, quadratics: Sequence[Quadratic], request: ErasureRequest) -> list[Erased]:
         stays = request.after.present
         if len(stays) < 2:
             (last,) = self.classes[stays].tolist()
@@ -275,7 +275,7 @@ class ClassifierAdapter(Adapter):
     @abstractmethod
     def erase_classes(
         self, quadratics: Sequence[Quadratic], request: ErasureRequest, stays: np.ndarray
-    ) -> list[tuple[Quadratic, float]]:
+    ) -> list[Erased]:
         """Where only these classes have samples left."""
 
     def update_attributes(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ssse.sklearn.measures import StepMeasures
 from ssse.sklearn.outcome import Outcome, notes_on, reasons_for_caution
 from ssse.sklearn.sums import TrainingSums
 
@@ -16,6 +17,10 @@ SAME_AFTER_REFINING = (
     "step_norm",
     "relative_step",
     "due",
+    "share",
+    "swing",
+    "strain",
+    "stretch",
     "leverage_max",
     "loss_before",
     "correction",
@@ -37,15 +42,11 @@ def assess_step(
     new: TrainingSums,
     moved: float | None,
     distance_bound: float,
-    unproved: float,
-    due: float,
+    measures: StepMeasures,
     pipeline: bool,
 ) -> Outcome:
-    """`due`: by how much the samples had to move the model; `unproved`: how much of that is not proved."""
     size = float(np.linalg.norm(old.parameters()))
-    reasons = reasons_for_caution(
-        bounded=new.bounded, unproved=unproved, due=due, size=size, correction=new.correction, dropped=new.dropped
-    )
+    reasons = reasons_for_caution(measures, distance_bound, size=size, correction=new.correction, sums=new)
     return Outcome(
         notes=notes_on(policy, exact=new.exact, pipeline=pipeline),
         k=old.samples - new.samples,
@@ -55,25 +56,16 @@ def assess_step(
         exact=new.exact,
         distance_bound=distance_bound,
         gradient_bound=new.gradient,
-        due=due,
+        due=measures.due,
+        share=measures.share,
+        swing=measures.swing,
+        strain=measures.strain,
+        stretch=measures.stretch,
+        leverage_max=measures.leverage,
         step_norm=moved,
         relative_step=None if moved is None else moved / max(size, 1e-300),
         correction=new.correction,
     ).judged(reasons)
-
-
-def change_due(policy: str, old: TrainingSums, new: TrainingSums, moved: float | None) -> tuple[float, float]:
-    """By how much the samples had to move the model, at least, and what was unproved of it before.
-
-    A step also goes where the solver had not yet gone; that is not the samples' part. From "joint" on, all
-    requests since the fit are one.
-    """
-    if moved is None:
-        return 0.0, 0.0
-    if policy == "joint":
-        return max(0.0, float(np.linalg.norm(new.parameters() - new.parameters(anchor=True))) - new.shift), 0.0
-    first = old.erased == 0 or old.known_gradient
-    return max(0.0, moved - old.shift * first), 0.0 if first else old.distance
 
 
 def assess_refined(
@@ -81,9 +73,11 @@ def assess_refined(
 ) -> Outcome:
     """What was said of the last request, as it stands now."""
     moved = distance_between(old, new)
-    due = (moved or 0.0) if last is None else last.due or 0.0
-    distance_bound = new.distance + lost
-    now = assess_step(policy, old, new, moved, distance_bound, distance_bound, due, pipeline)
+    if last is None:
+        measures = StepMeasures(due=moved or 0.0)
+    else:
+        measures = StepMeasures(due=last.due or 0.0, swing=last.swing, strain=last.strain, stretch=last.stretch)
+    now = assess_step(policy, old, new, moved, new.distance + lost, measures, pipeline)
     now = replace(now, notes=(*now.notes, f"Refined with the {new.samples} samples that remain."))
     if last is None:
         return now

@@ -128,13 +128,10 @@ class Bound:
         """
         if not self.known:
             return self
-        now = self
-        if self.inflation > LOOSE:
-            reach = min(self.reach, self.norm * math.sqrt(eigenvalue_bound(inverse)))
-            now = replace(self, softness=coordinates.largest_inverse(inverse), reach=reach, inflation=1.0)
+        now = self._tight(coordinates, inverse)
         if now.exact:
             return replace(now, left=rounding)
-        swing = min(now.reach * length, now.norm * float(np.linalg.norm(step)))
+        swing = now._swing(step, length)
         moved, root = _exp(now.moved), math.sqrt(1 + now.drift)
         inside = math.sqrt(curved**2 + now.drift * length**2)
         third = min(root * inside, now.reach * inside**2 / swing) if swing else 0.0
@@ -143,6 +140,27 @@ class Bound:
         away = now.moved + swing
         now = replace(now, left=left, away=away)
         return now if joint else replace(now, residual=left, moved=away)
+
+    def measured(
+        self, step: np.ndarray, length: float, left: float, coordinates: Coordinates, inverse: np.ndarray
+    ) -> Bound:
+        """After any step from where the model is, with the gradient measured there: nothing of it is only bounded."""
+        if not self.known:
+            return replace(self, residual=0.0, left=left)
+        now = self._tight(coordinates, inverse)
+        away = now.away + now._swing(step, length)
+        return replace(now, residual=0.0, moved=away, left=left, away=away)
+
+    def _tight(self, coordinates: Coordinates, inverse: np.ndarray) -> Bound:
+        """With constants computed again where they became too loose."""
+        if self.inflation <= LOOSE:
+            return self
+        reach = min(self.reach, self.norm * math.sqrt(eigenvalue_bound(inverse)))
+        return replace(self, softness=coordinates.largest_inverse(inverse), reach=reach, inflation=1.0)
+
+    def _swing(self, step: np.ndarray, length: float) -> float:
+        """By how much a step can change a score, at most."""
+        return min(self.reach * length, self.norm * float(np.linalg.norm(step))) if length else 0.0
 
 
 def coarse(value: float) -> float:

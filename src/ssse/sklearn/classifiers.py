@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -22,7 +23,7 @@ from ssse.sklearn.adapters import (
 from ssse.sklearn.coordinates import Coordinates
 from ssse.sklearn.loss_sums import Labels
 from ssse.sklearn.losses import Logistic, Loss, Softmax, Squared, SquaredHinge
-from ssse.sklearn.quadratic import Quadratic
+from ssse.sklearn.quadratic import Erased, Quadratic
 
 
 class LogisticRegressionAdapter(ClassifierAdapter):
@@ -75,7 +76,7 @@ class LogisticRegressionAdapter(ClassifierAdapter):
 
     def erase_classes(
         self, quadratics: Sequence[Quadratic], request: ErasureRequest, stays: np.ndarray
-    ) -> list[tuple[Quadratic, float]]:
+    ) -> list[Erased]:
         (quadratic,), after = quadratics, request.after
         (labels,), (wanted,) = self.labels(request.codes, request.weights), self.weights(after)
         taken = request.taken_from(quadratic, labels)
@@ -130,15 +131,15 @@ class RidgeClassifierAdapter(ClassifierAdapter):
 
     def erase_classes(
         self, quadratics: Sequence[Quadratic], request: ErasureRequest, stays: np.ndarray
-    ) -> list[tuple[Quadratic, float]]:
+    ) -> list[Erased]:
         (quadratic,), after = quadratics, request.after
         (labels,), (wanted,) = self.labels(request.codes, request.weights), self.weights(after)
         columns = self._columns(stays)
         quadratic = quadratic.only_columns(columns)
         labels = Labels(labels.values[:, columns], labels.weights, labels.groups)
         taken = request.taken_from(quadratic, labels)
-        quadratic, leverage = quadratic.without(taken, request.coordinates, wanted, after.samples, joint=request.joint)
-        return [(quadratic.only_groups(stays) if self.balanced else quadratic, leverage)]
+        erased = quadratic.without(taken, request.coordinates, wanted, after.samples, joint=request.joint)
+        return [replace(erased, quadratic=erased.quadratic.only_groups(stays)) if self.balanced else erased]
 
     def update_attributes(
         self, new: Any, quadratics: Sequence[Quadratic], coordinates: Coordinates, class_counts: ClassCounts
@@ -197,7 +198,7 @@ class OneVersusRestAdapter(ClassifierAdapter):
 
     def erase_classes(
         self, quadratics: Sequence[Quadratic], request: ErasureRequest, stays: np.ndarray
-    ) -> list[tuple[Quadratic, float]]:
+    ) -> list[Erased]:
         labels, after, erased = self.labels(request.codes, request.weights), request.after, []
         for own, wanted in zip(self._own(stays), self._weights(after, stays), strict=True):
             taken = request.taken_from(quadratics[own], labels[own])

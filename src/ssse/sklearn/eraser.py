@@ -21,7 +21,6 @@ from ssse.sklearn.assessment import (
     TOO_LONG,
     assess_refined,
     assess_step,
-    change_due,
     distance_between,
     refuse_request,
     refuse_step,
@@ -31,8 +30,11 @@ from ssse.sklearn.checks import check_counts, check_weighted, sample_weights, to
 from ssse.sklearn.composition import Composition, decompose
 from ssse.sklearn.coordinates import Coordinates
 from ssse.sklearn.fingerprint import digest_linear_models
+from ssse.sklearn.measures import StepMeasures, measure_step
 from ssse.sklearn.outcome import TOO_FAR, Outcome
-from ssse.sklearn.sums import TrainingSums, check_memory, finish, mean_losses, measure_reach, refined, take_in
+from ssse.sklearn.quadratic import Erased
+from ssse.sklearn.refining import Remaining, refined
+from ssse.sklearn.sums import TrainingSums, check_memory, finish, mean_losses, measure_reach, take_in
 from ssse.system.progress import bar
 
 if TYPE_CHECKING:
@@ -132,42 +134,36 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         if why := too_long(sums, design):
             raise Refused(refuse_request(self.policy, sums, len(weights), why))
         try:
-            new, inner, leverage, lost = self._erase(sums, composition, design, columns, weights, after)
+            new, inner, measures, lost = self._erase(sums, composition, design, columns, weights, after)
         except (NotPositiveDefinite, PrecisionLost) as error:
             raise Refused(refuse_step(self.policy, sums, len(weights), str(error))) from error
         whole = _whole(self.estimator_, inner)
-        moved = distance_between(sums, new)
-        if moved is not None and not new.exact and moved > TOO_FAR * (size := float(np.linalg.norm(sums.parameters()))):
-            raise Refused(refuse_request(self.policy, sums, len(weights), TOO_LONG.format(moved / max(size, 1e-300))))
-        (due, before), distance_bound = change_due(self.policy, sums, new, moved), new.distance + lost
-        outcome = assess_step(
-            self.policy,
-            sums,
-            new,
-            moved,
-            distance_bound,
-            max(distance_bound - before, 0.0),
-            due,
-            transformers is not None,
-        )
+        moved, size = distance_between(sums, new), float(np.linalg.norm(sums.parameters()))
+        if moved is not None and not new.exact and (whole_step := moved / measures.share) > TOO_FAR * size:
+            raise Refused(
+                refuse_request(self.policy, sums, len(weights), TOO_LONG.format(whole_step / max(size, 1e-300)))
+            )
+        outcome = assess_step(self.policy, sums, new, moved, new.distance + lost, measures, transformers is not None)
         if moved is not None:
             losses = mean_losses(sums, new, composition, design, columns, weights)
             outcome = replace(outcome, loss_before=losses[0], loss_after=losses[1])
-        outcome = replace(outcome, leverage_max=leverage, seconds=time.perf_counter() - started)
+        outcome = replace(outcome, seconds=time.perf_counter() - started)
         self._set(whole, new, outcome)
         return copy.deepcopy(whole)  # what its owner does to it must not change what the next request starts from
 
     def refine(self, X: Any, y: Any, sample_weight: Any = None, *, steps: int = 5, curvature: bool = True) -> Any:
         """A new estimator nearer to the refit, where the samples that remain can still be read.
 
-        Each step is one pass over them: the gradient as it is, times the curvature that is held. It ends early when
-        only rounding is left, or when a step does not help any more. What is left of the gradient is then measured and
-        no longer bounded.
+        Each step is one pass over them: the gradient as it is, times the curvature that is held, corrected by what the
+        steps before did to the gradient. A step that would raise the objective is shortened, which takes two passes
+        more; so no call ends above where it began, and from any place enough of them arrive at the refit. It ends early
+        when only rounding is left. What is left of the gradient is then measured and no longer bounded.
 
         Args:
             steps: at most so many.
-            curvature: also take the curvature anew, when steps become slow and at the end. Each time costs as much as
-                `fit`; it makes `distance_bound_` far smaller, and the requests to come start as from a fresh fit.
+            curvature: also take the curvature anew, when steps become slow and at the end, unless scores are so far out
+                that there is none. Each time costs as much as `fit`; it makes `distance_bound_` far smaller, and the
+                requests to come start as from a fresh fit.
         Raises:
             InvalidData: this is not what remains, by the number of samples of each class.
         """
@@ -184,7 +180,7 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
                     "exactly the training data without what was erased."
                 )
         with bar("refining", (steps + 1 + 2 * curvature) * x.shape[0], self.progress) as advance:
-            new = refined(sums, composition, x, columns, weights, steps, advance, curvature=curvature)
+            new = refined(sums, Remaining(composition, x, columns, weights, advance), steps, curvature=curvature)
         written = [
             adapter.write(quadratics, new.coordinates, class_counts)
             for adapter, quadratics, class_counts in zip(
@@ -231,19 +227,28 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         columns: list[np.ndarray],
         weights: np.ndarray,
         after: list[ClassCounts],
-    ) -> tuple[TrainingSums, Any, float, float]:
-        """The new sums, the new estimator, the largest leverage, and the distance that the estimator's dtype costs."""
+    ) -> tuple[TrainingSums, Any, StepMeasures, float]:
+        """The new sums, the new estimator, what the step says, and the distance that the estimator's dtype costs."""
         staying = composition.staying(after)
-        quadratics, class_counts, estimators, leverage, lost = [], [], [], 0.0, 0.0
+        joint, steps = self.policy == "joint", dict[int, list[Erased]]()
+        quadratics, class_counts, estimators, lost = [], [], [], 0.0
         dropped = sums.dropped
         for i, adapter in enumerate(composition.adapters):
-            if not staying[i]:
+            if staying[i]:
+                request = ErasureRequest(design, columns[i], weights, after[i], sums.coordinates, joint)
+                steps[i] = adapter.erase(sums.quadratics[i], request)
+        every = [one for group in steps.values() for one in group]
+        # The squared hinge has no such rule, nor have classes that vanish; shares of a joint step would depend on how
+        # requests are grouped.
+        regular = len(every) == len(sums.all_quadratics) and all(one.bounded for one in every)
+        measures = measure_step(every, sums, design, shorten=regular and not joint)
+        for i, adapter in enumerate(composition.adapters):
+            if i not in steps:
                 estimators.append(None)
                 continue
-            request = ErasureRequest(design, columns[i], weights, after[i], sums.coordinates, self.policy == "joint")
-            erased = adapter.erase(sums.quadratics[i], request)
-            quadratics.append(tuple(quadratic for quadratic, _ in erased))
-            leverage = max([leverage, *(one for _, one in erased)])
+            if measures.share < 1:
+                steps[i] = [one.shortened(measures.share, sums.coordinates) for one in steps[i]]
+            quadratics.append(tuple(one.quadratic for one in steps[i]))
             estimator, rounding = adapter.write(quadratics[-1], sums.coordinates, after[i])
             estimators.append(estimator)
             lost = math.hypot(lost, rounding)
@@ -256,9 +261,10 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
             class_counts=tuple(class_counts),
             quadratics=tuple(quadratics),
             erased=sums.erased + len(weights),
+            strained=measures.strain,
             dropped=dropped,
         )
-        return new, composition.write(estimators, after), leverage, lost
+        return new, composition.write(estimators, after), measures, lost
 
     def _current_composition(self) -> tuple[Pipeline | None, Composition]:
         """Of `estimator_`, which must be as the last request left it: its sums are of that."""

@@ -51,6 +51,10 @@ class Loss(ABC):
     def curvatures(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
         """∂²ℓ/∂z² of each sample: a number, or what `rows` and `gram` of the same loss make use of."""
 
+    def trace(self, curvatures: np.ndarray, weights: np.ndarray) -> float:
+        """Σ wᵢ tr ∂²ℓᵢ/∂z²."""
+        return float(weights @ curvatures)
+
     def slope(self, design: np.ndarray, residuals: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """Σ wᵢ ∇ℓᵢ, shape (size, independent columns)."""
         return self.flat(design.T @ (residuals * weights[:, None]))
@@ -156,6 +160,9 @@ class Softmax(Loss):
 
     def curvatures(self, z: np.ndarray, y: np.ndarray) -> np.ndarray:
         return softmax(z, axis=1)
+
+    def trace(self, curvatures: np.ndarray, weights: np.ndarray) -> float:
+        return float(weights @ (1 - (curvatures**2).sum(axis=1)))
 
     def rows(self, design: np.ndarray, curvatures: np.ndarray, weights: np.ndarray) -> np.ndarray:
         p, b = curvatures, self.basis

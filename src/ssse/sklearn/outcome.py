@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ssse.verdict import Assessment
+from ssse.sklearn.measures import StepMeasures
+from ssse.sklearn.sums import TrainingSums
+from ssse.verdict import Assessment, distrust
 
 LARGE_CORRECTION = 0.05  # of ‖θ‖, from which on the estimator was not at the minimum
 TOO_FAR = 1.0  # of ‖θ‖, from which on one step may go anywhere
@@ -22,7 +24,9 @@ class Outcome(Assessment):
         distance_bound: ‖θ̂ − θ₋S‖, the distance of coefficients and intercepts from those of a refit to its minimum, is
             not above it; infinite where nothing is proved. gradient_bound: ‖∇L₋S(θ̂)‖ is not above it.
         exact: least squares, where nothing but rounding is left.
-        due: by how much the samples had to move the model, at least; the step less the correction.
+        due: by how much the samples had to move the model: the length of the request's own step, from where the
+            quadratic model had its minimum with them, which a solver may not have reached.
+        share: of the step that was taken; below 1 where all of it would have reached too far.
         correction: how far, by one Newton step, the estimator was from the minimum when it was fitted, over ‖θ‖.
 
     The others are as of `ssse.verdict.Assessment`.
@@ -32,6 +36,7 @@ class Outcome(Assessment):
     distance_bound: float = math.inf
     gradient_bound: float = math.inf
     due: float | None = None
+    share: float = 1.0
     correction: float | None = None
 
     def shown(self) -> Mapping[str, str]:
@@ -44,25 +49,36 @@ class Outcome(Assessment):
 
 
 def reasons_for_caution(
-    *, bounded: bool, unproved: float, due: float, size: float, correction: float, dropped: bool
+    measures: StepMeasures, unproved: float, *, size: float, correction: float, sums: TrainingSums
 ) -> list[str]:
-    """`due`: by how much the samples had to move the model; `unproved`: how much of that is not proved."""
+    """`unproved`: the distance from the refit is not proved to be below it; `size`: ‖θ‖."""
     reasons = []
-    if not bounded:
-        reasons.append("The curvature of the squared hinge jumps at the margin, so that no distance can be proved.")
-    elif dropped:
-        reasons.append("A class has no samples left and was dropped: no distance from a refit without it is proved.")
-    elif math.isinf(unproved):
-        reasons.append("From the sums alone no distance from a refit can be proved; it may be small all the same.")
-    elif not unproved <= max(LARGE_BOUND * due, NEGLIGIBLE * size):
-        reasons.append(
-            f"These samples moved the model by {due:.2g}, and it is proved no nearer to the refit than {unproved:.2g}; "
-            "it may be far nearer."
-        )
+    if not unproved <= max(LARGE_BOUND * measures.due, NEGLIGIBLE * size):
+        reasons = _unproved(measures, unproved, sums)
     if correction > LARGE_CORRECTION:
         reasons.append(
             f"The estimator was not at the minimum of its objective on this data ({correction:.2g} of ‖θ‖ away): the "
             "step corrects for that too. Was it trained on exactly this data, with these weights?"
+        )
+    return reasons
+
+
+def _unproved(measures: StepMeasures, unproved: float, sums: TrainingSums) -> list[str]:
+    """What the measures of the step say instead."""
+    if sums.exact:
+        return [
+            f"These samples moved the model by {measures.due:.2g}, and rounding leaves it no nearer to the refit than "
+            f"{unproved:.2g} for certain: they outweighed the others."
+        ]
+    if not sums.bounded:
+        return ["The curvature of the squared hinge jumps at the margin, so that no distance can be proved."]
+    if sums.dropped:
+        return ["A class has no samples left and was dropped: no distance from a refit without it is proved."]
+    reasons = distrust(measures.swing, measures.strain, measures.stretch)
+    if measures.share < 1:
+        reasons.append(
+            f"Only {measures.share:.2g} of the step was taken: all of it would reach so far that it may well end above "
+            "where it began. Refine with what remains."
         )
     return reasons
 

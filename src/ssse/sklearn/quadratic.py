@@ -18,7 +18,7 @@ from ssse.errors import NotPositiveDefinite
 from ssse.sklearn.bound import Bound, coarse
 from ssse.sklearn.coordinates import Coordinates, power_of_two
 from ssse.sklearn.linalg import downdate, invert, largest_eigenvalue, largest_generalized_eigenvalue, length
-from ssse.sklearn.loss_sums import Labels, LossSums
+from ssse.sklearn.loss_sums import Labels, LossSums, some_of
 from ssse.sklearn.losses import Logistic, Loss, Softmax
 
 DIRECT = 1.0  # rows over parameters, from which on a new factor is cheaper than changing the inverse
@@ -59,7 +59,9 @@ class Quadratic:
         size = loss.size(len(theta))
         flat = loss.flat(theta)
         loss_sums = LossSums(
-            tuple(np.zeros_like(flat) for _ in range(groups)), tuple(np.zeros((size, size)) for _ in range(groups))
+            tuple(np.zeros_like(flat) for _ in range(groups)),
+            tuple(np.zeros((size, size)) for _ in range(groups)),
+            traces=(0.0,) * groups,
         )
         return cls(loss, flat, flat, np.repeat(ridge, size // len(ridge)), loss_sums, per_sample)
 
@@ -68,7 +70,8 @@ class Quadratic:
         slopes, grams = (
             tuple(np.zeros_like(part) for part in parts) for parts in (self.loss_sums.slopes, self.loss_sums.grams)
         )
-        return replace(self, anchor=self.theta, loss_sums=LossSums(slopes, grams), inverse=None, bound=Bound())
+        loss_sums = LossSums(slopes, grams, traces=(0.0,) * self.groups)
+        return replace(self, anchor=self.theta, loss_sums=loss_sums, inverse=None, bound=Bound())
 
     @property
     def groups(self) -> int:
@@ -80,7 +83,7 @@ class Quadratic:
     def measure(self, design: np.ndarray, labels: Labels, few: bool = False) -> LossSums:
         """The sums of some samples, at the anchor; `few`: as rows."""
         z = self.scores(design, self.anchor)
-        slopes, grams, rows, energy = [], [], [], 0.0
+        slopes, grams, rows, traces, energy = [], [], [], [], 0.0
         for group in range(self.groups):
             mine = labels.of(group)
             x, s = design[mine], labels.weights[mine]
@@ -88,29 +91,43 @@ class Quadratic:
             slopes.append(self.loss.slope(x, residuals, s))
             energy += float(s @ (residuals**2).sum(axis=1))
             curvatures = self.loss.curvatures(z[mine], labels.values[mine])
+            traces.append(self.loss.trace(curvatures, s))
             if few:
                 rows.append(self.loss.rows(x, curvatures, s))
             else:
                 grams.append(self.loss.gram(x, curvatures, s))
         largest = coarse(float(np.einsum("ij,ij->i", design, design).max(initial=0.0)))
-        return LossSums(tuple(slopes), tuple(grams), tuple(rows), largest, energy)
+        return LossSums(tuple(slopes), tuple(grams), tuple(rows), largest, energy, tuple(traces))
 
-    def slopes_at(self, design: np.ndarray, labels: Labels) -> list[np.ndarray]:
-        """Of each group, where the model is."""
-        residuals = self.loss.residuals(self.scores(design, self.theta), labels.values)
+    def slopes_at(self, design: np.ndarray, labels: Labels, at: np.ndarray) -> list[np.ndarray]:
+        """Of each group."""
+        residuals = self.loss.residuals(self.scores(design, at), labels.values)
         parts = [labels.of(group) for group in range(self.groups)]
         return [self.loss.slope(design[mine], residuals[mine], labels.weights[mine]) for mine in parts]
 
-    def anchored(self, slopes: tuple[np.ndarray, ...]) -> Quadratic:
-        """Where the model is, with slopes that were measured there; the curvature is still that of the old anchor."""
-        quadratic = replace(self, anchor=self.theta, loss_sums=replace(self.loss_sums, slopes=slopes))
-        gradient = quadratic.gradient()
-        left = length(gradient, quadratic.solve(gradient)) + _rounding(quadratic, quadratic.theta)
-        return replace(quadratic, bound=replace(self.bound, residual=0.0, moved=self.bound.away, left=left))
+    def losses_along(
+        self, design: np.ndarray, labels: Labels, step: np.ndarray, lengths: Sequence[float]
+    ) -> np.ndarray:
+        """Σ w_g sᵢ ℓᵢ at every length of a step from where the model is: scores are a line, computed once."""
+        z, change = self.scores(design, self.theta), self.scores(design, step)
+        weights = labels.weights
+        if self.weights != (1.0,):
+            weights = weights * np.asarray(self.weights)[0 if labels.groups is None else labels.groups]
+        return np.array([weights @ self.loss.values(z + length * change, labels.values) for length in lengths])
 
-    def stepped(self, coordinates: Coordinates) -> Quadratic:
-        """One more step from the anchor, by a gradient that is known there."""
-        return self._settled(coordinates, joint=False)
+    def penalty_along(self, step: np.ndarray, lengths: Sequence[float]) -> np.ndarray:
+        """½ θᵀ ridge θ there."""
+        ridge = self.penalty(self.samples)[:, None]
+        return np.array([0.5 * float((ridge * (self.theta + length * step) ** 2).sum()) for length in lengths])
+
+    def moved_to(self, theta: np.ndarray, slopes: tuple[np.ndarray, ...], coordinates: Coordinates) -> Quadratic:
+        """At a place whose slopes were measured; the curvature is still that of where it was taken."""
+        assert self.inverse is not None
+        quadratic = replace(self, theta=theta, anchor=theta, loss_sums=replace(self.loss_sums, slopes=slopes))
+        gradient, step = quadratic.gradient(), theta - self.theta
+        left = length(gradient, quadratic.solve(gradient)) + _rounding(quadratic, theta)
+        bound = self.bound.measured(step, length(step, self.times(step)), left, coordinates, self.inverse)
+        return replace(quadratic, bound=bound)
 
     def solve(self, v: np.ndarray) -> np.ndarray:
         """M⁻¹v."""
@@ -166,8 +183,8 @@ class Quadratic:
 
     def without(
         self, taken: LossSums, coordinates: Coordinates, weights: Sequence[float], samples: int, *, joint: bool
-    ) -> tuple[Quadratic, float]:
-        """At the minimum of the quadratic model over what stays; and the largest leverage of what went.
+    ) -> Erased:
+        """At the minimum of the quadratic model over what stays.
 
         Raises:
             NotPositiveDefinite: what went carries more curvature than all there was.
@@ -191,7 +208,7 @@ class Quadratic:
         peak = None if self.peak is None else self.peak * max(heavier, 1.0)
         after = replace(after, inverse=inverse, bound=bound, peak=peak)
         after._check_curvature(self._data(), inverse if rows is None else rows @ inverse)
-        return after._settled(coordinates, joint), leverage
+        return Erased(after._settled(coordinates, joint), leverage, self.theta, self.settled, after)
 
     def without_classes(
         self,
@@ -202,14 +219,15 @@ class Quadratic:
         samples: int,
         *,
         joint: bool,
-    ) -> tuple[Quadratic, float]:
+    ) -> Erased:
         """The same where classes have no samples left; `stays`: the places of the others."""
         leverage = self._leverage(taken)
         _check_leverage(leverage)
         after = narrowed(replace(self, loss_sums=self.loss_sums - taken), stays, coordinates.intercept)
         after = replace(after, weights=tuple(weights), samples=samples)
         after = replace(after, inverse=invert(after.matrix()))
-        return after._settled(coordinates, joint), leverage
+        before, settled = (narrowed_parameters(self, at, stays) for at in (self.theta, self.settled))
+        return Erased(after._settled(coordinates, joint), leverage, before, settled, after)
 
     def _check_curvature(self, before: np.ndarray, directions: np.ndarray) -> None:
         """What stays must have no negative curvature, which the penalty would hide: along every feature and these.
@@ -227,6 +245,19 @@ class Quadratic:
         whole = np.abs(curvatures + np.append(penalty, squares @ penalty))
         if np.any(curvatures < -rounding - self.bound.drift * whole):
             raise NotPositiveDefinite("what stays would have negative curvature (were they erased before?)")
+
+    @property
+    def settled(self) -> np.ndarray:
+        """Where the quadratic model has its minimum: a solver stops before, and a request goes there too."""
+        return self.anchor - self.solve(self.gradient())
+
+    @property
+    def trace(self) -> float | None:
+        """Σ w_g sᵢ tr ∂²ℓᵢ/∂z², or None where it is not known."""
+        traces = self.loss_sums.traces
+        if traces is None:
+            return None
+        return sum(weight * one for weight, one in zip(self.weights, traces, strict=True))
 
     def _data(self) -> np.ndarray:
         """The curvature of the samples, without the penalty."""
@@ -249,15 +280,17 @@ class Quadratic:
             self.loss_sums,
             slopes=tuple(self.loss_sums.slopes[g] for g in groups),
             grams=tuple(self.loss_sums.grams[g] for g in groups),
+            traces=some_of(self.loss_sums.traces, groups),
         )
         return replace(self, loss_sums=loss_sums, weights=tuple(self.weights[g] for g in groups))
 
-    def _settled(self, coordinates: Coordinates, joint: bool) -> Quadratic:
-        """After the step u = −M⁻¹∇L from the anchor, corrected once for rounding."""
+    def _settled(self, coordinates: Coordinates, joint: bool, share: float = 1.0) -> Quadratic:
+        """After the step u = −M⁻¹∇L from the anchor, corrected once for rounding; or after a share of it."""
         assert self.inverse is not None
         gradient = self.gradient()
         step = -(self.inverse @ gradient)
         step -= self.inverse @ (gradient + self.times(step))
+        step *= share
         data = self.times(step, penalised=False)
         curved = data + self.penalty(self.samples)[:, None] * step
         left, theta = gradient + curved, self.anchor + step
@@ -293,6 +326,58 @@ class Quadratic:
         return largest_generalized_eigenvalue(gram, self.matrix(), self.inverse)
 
 
+@dataclass(frozen=True)
+class Erased:
+    """One linear model without some samples, and what became of it.
+
+    Attributes:
+        leverage: the largest of what went.
+        before: where it was. settled: where its quadratic model had its minimum with them. Both without what a class
+            that has vanished had of its own.
+        start: without them, and where it was.
+    """
+
+    quadratic: Quadratic
+    leverage: float
+    before: np.ndarray
+    settled: np.ndarray
+    start: Quadratic
+
+    def shortened(self, share: float, coordinates: Coordinates) -> Erased:
+        """After this share of the step; what is left of it stays in the slopes, and in the bound."""
+        return replace(self, quadratic=self.start._settled(coordinates, joint=False, share=share))
+
+    @property
+    def own(self) -> np.ndarray:
+        """The request's own step, without what the solver had left to do."""
+        return self.quadratic.theta - self.settled
+
+    @property
+    def bounded(self) -> bool:
+        return self.quadratic.bound.known
+
+    @property
+    def step(self) -> np.ndarray:
+        return self.quadratic.theta - self.before
+
+    def curved(self, step: np.ndarray) -> float:
+        """uᵀGu, G the curvature of the samples that stay: Σ sᵢ ∂²ℓᵢ/∂z² [change of the scores]²."""
+        return max(float((step * self.quadratic.times(step, penalised=False)).sum()), 0.0)
+
+    def ranges(self, design: np.ndarray) -> np.ndarray:
+        """Of each of these samples, max − min over the classes of the change of its scores; of one score, |Δz|."""
+        change = self.quadratic.scores(design, self.step)
+        return np.ptp(change, axis=1) if change.shape[1] > 1 else np.abs(change[:, 0])
+
+
+def narrowed_parameters(quadratic: Quadratic, at: np.ndarray, stays: np.ndarray) -> np.ndarray:
+    """θ over the classes that stay; of two, their difference."""
+    loss = quadratic.loss
+    assert isinstance(loss, Softmax)
+    wide = loss.wide(at, len(at) // (loss.classes - 1))[:, stays]
+    return wide[:, [1]] - wide[:, [0]] if len(stays) == 2 else Softmax(len(stays)).flat(wide)
+
+
 def narrowed(quadratic: Quadratic, stays: np.ndarray, intercept: bool) -> Quadratic:
     """Of a softmax model whose other classes have no samples left: what it is over the classes that stay.
 
@@ -316,12 +401,16 @@ def narrowed(quadratic: Quadratic, stays: np.ndarray, intercept: bool) -> Quadra
         slopes.append((full @ new).reshape(-1, 1))
         inner = new.T @ blocks[:, :, stays][:, :, :, stays] @ new
         grams.append(inner.transpose(0, 2, 1, 3).reshape(width * new.shape[1], -1))
-    anchor, theta = (
-        (loss.wide(at, width)[:, stays] @ new).reshape(-1, 1) for at in (quadratic.anchor, quadratic.theta)
-    )  # fmt: skip
+    anchor, theta = (narrowed_parameters(quadratic, at, stays) for at in (quadratic.anchor, quadratic.theta))
     ridge = quadratic.ridge.reshape(width, -1)[:, : new.shape[1]].ravel()
     kept = [group for group in range(quadratic.groups) if quadratic.groups == 1 or group in set(stays.tolist())]
-    loss_sums = replace(quadratic.loss_sums, slopes=tuple(slopes[g] for g in kept), grams=tuple(grams[g] for g in kept))
+    traces = tuple(float(np.trace(gram[-new.shape[1] :, -new.shape[1] :])) for gram in grams) if intercept else None
+    loss_sums = replace(
+        quadratic.loss_sums,
+        slopes=tuple(slopes[g] for g in kept),
+        grams=tuple(grams[g] for g in kept),
+        traces=some_of(traces, kept),  # x̃ ends with 1, so that its corner of the curvature has them
+    )
     weights = tuple(quadratic.weights[g] for g in kept)
     narrow = replace(
         quadratic,
@@ -339,22 +428,18 @@ def narrowed(quadratic: Quadratic, stays: np.ndarray, intercept: bool) -> Quadra
 
 
 def _as_difference(quadratic: Quadratic) -> Quadratic:
-    """Two classes: ψ = ∓(θ₁ − θ₀)/√2, and scikit-learn's parameter is θ₁ − θ₀."""
+    """Two classes: ψ = ∓(θ₁ − θ₀)/√2, and scikit-learn's parameter, which θ and the anchor are already, is θ₁ − θ₀."""
     b = float(np.asarray(quadratic.loss.basis)[1, 0]) if isinstance(quadratic.loss, Softmax) else 1.0
     factor = 1 / (2 * b)  # ψ = factor · (θ₁ − θ₀)
+    traces = quadratic.loss_sums.traces
     loss_sums = LossSums(
         tuple(factor * slope for slope in quadratic.loss_sums.slopes),
         tuple(factor**2 * gram for gram in quadratic.loss_sums.grams),
         largest=quadratic.loss_sums.largest,
         energy=quadratic.loss_sums.energy,
+        traces=None if traces is None else tuple(factor**2 * trace for trace in traces),
     )
-    return replace(
-        quadratic,
-        loss=Logistic(),
-        theta=quadratic.theta / factor,
-        anchor=quadratic.anchor / factor,
-        loss_sums=loss_sums,
-    )
+    return replace(quadratic, loss=Logistic(), loss_sums=loss_sums)
 
 
 def _check_leverage(leverage: float) -> None:

@@ -50,6 +50,7 @@ def save(folder: str | os.PathLike[str], estimator: Any, stored: StoredEraser) -
         "intercept": sums.coordinates.intercept,
         "erased": sums.erased,
         "shift": sums.shift,
+        "strained": sums.strained,
         "weighted": sums.weighted,
         "dropped": sums.dropped,
         "epsilon": _finite(stored.distance_bound),
@@ -93,6 +94,7 @@ def _describe(quadratic: Quadratic, name: str, arrays: dict[str, np.ndarray]) ->
         "samples": quadratic.samples,
         "largest": quadratic.loss_sums.largest,
         "energy": quadratic.loss_sums.energy,
+        "traces": quadratic.loss_sums.traces,
         "bound": {key: _finite(value) for key, value in asdict(quadratic.bound).items()},
     }
 
@@ -108,6 +110,7 @@ def _restore(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> StoredE
         ),
         erased=manifest["erased"],
         shift=manifest["shift"],
+        strained=manifest.get("strained", None if manifest["erased"] else 0.0),
         weighted=manifest["weighted"],
         dropped=manifest["dropped"],
     )
@@ -126,6 +129,7 @@ def _quadratic(one: dict[str, Any], name: str, arrays: dict[str, np.ndarray]) ->
             tuple(arrays[f"{name}.gram.{g}"] for g in groups),
             largest=one["largest"],
             energy=one["energy"],
+            traces=None if one.get("traces") is None else tuple(one["traces"]),  # version 0.2 did not keep them
         ),
         per_sample=one["per_sample"],
         weights=tuple(one["weights"]),

@@ -27,6 +27,8 @@ class TrainingSums:
 
     Attributes:
         shift: how far, by one Newton step, the estimator was from the minimum when the curvature was taken.
+        strained: the strain (see `measures.StepMeasures`) of all requests since then together, at most; None where it
+            is not known.
         weighted: whether samples came with weights. dropped: whether a class of a softmax model has vanished.
     """
 
@@ -35,6 +37,7 @@ class TrainingSums:
     quadratics: tuple[tuple[Quadratic, ...], ...]
     erased: int = 0
     shift: float = 0.0
+    strained: float | None = 0.0
     weighted: bool = False
     dropped: bool = False
 
@@ -80,11 +83,6 @@ class TrainingSums:
     @property
     def exact(self) -> bool:
         return all(quadratic.loss.exact for quadratic in self.all_quadratics)
-
-    @property
-    def known_gradient(self) -> bool:
-        """Whether the gradient at the anchor was measured, and nothing of it is only bounded."""
-        return all(quadratic.bound.residual == 0 for quadratic in self.all_quadratics)
 
     @property
     def bounded(self) -> bool:
@@ -168,10 +166,10 @@ def finish(sums: TrainingSums, composition: Composition) -> TrainingSums:
                 "features that follow from others (OneHotEncoder(drop='first')), or use a penalty."
             ) from error
     new = sums.with_quadratics(quadratics)
-    return replace(new, shift=_shift(new))
+    return replace(new, shift=shift_of(new))
 
 
-def _shift(sums: TrainingSums) -> float:
+def shift_of(sums: TrainingSums) -> float:
     """How long the step to the minimum is, by the gradient where the model is."""
     total = 0.0
     for quadratic in sums.all_quadratics:
@@ -215,71 +213,10 @@ def sums_anew(
 ) -> TrainingSums:
     """All sums and constants over these samples, where the model is."""
     empty = sums.with_quadratics([[quadratic.emptied() for quadratic in quadratics] for quadratics in sums.quadratics])
-    empty = replace(empty, class_counts=tuple(counts - counts for counts in sums.class_counts), dropped=False)
+    empty = replace(empty, class_counts=tuple(counts - counts for counts in sums.class_counts))
+    empty = replace(empty, strained=0.0, dropped=False)
     new = finish(take_in(empty, composition, x, columns, weights, advance, in_place=True), composition)
     return measure_reach(new, x, advance)
-
-
-def with_slopes_measured(
-    sums: TrainingSums,
-    composition: Composition,
-    x: Any,
-    columns: list[np.ndarray],
-    weights: np.ndarray,
-    advance: Advance,
-) -> TrainingSums:
-    """One pass over the samples that are left: the gradient where the model is, as it is and not as it was foreseen."""
-    slopes = [
-        [[np.zeros_like(part) for part in quadratic.loss_sums.slopes] for quadratic in quadratics]
-        for quadratics in sums.quadratics
-    ]
-    for part, design in designs(sums, x):
-        for i, adapter in enumerate(composition.adapters):
-            for j, labels in enumerate(adapter.labels(columns[i][part], weights[part])):
-                for total, more in zip(slopes[i][j], sums.quadratics[i][j].slopes_at(design, labels), strict=True):
-                    total += more
-        advance(len(design))
-    return sums.with_quadratics(
-        [
-            [quadratic.anchored(tuple(ours)) for quadratic, ours in zip(quadratics, group, strict=True)]
-            for quadratics, group in zip(sums.quadratics, slopes, strict=True)
-        ]
-    )
-
-
-def refined(
-    sums: TrainingSums,
-    composition: Composition,
-    x: Any,
-    columns: list[np.ndarray],
-    weights: np.ndarray,
-    steps: int,
-    advance: Advance,
-    *,
-    curvature: bool,
-) -> TrainingSums:
-    """Steps with the gradient over these samples; with a new curvature where the old one is too far away to help."""
-    samples = (x, columns, weights, advance)
-    best, fresh = with_slopes_measured(sums, composition, *samples), False
-    for _ in range(steps):
-        stepped = best.with_quadratics(
-            [[quadratic.stepped(best.coordinates) for quadratic in quadratics] for quadratics in best.quadratics]
-        )
-        stepped = with_slopes_measured(stepped, composition, *samples)
-        better = _gradient_left(stepped) < _gradient_left(best)
-        slow = _gradient_left(stepped) > _gradient_left(best) / 2
-        best = stepped if better else best
-        if slow and (fresh or not curvature):
-            break
-        fresh = slow
-        if slow:
-            best = sums_anew(best, composition, *samples)
-    best = replace(best, shift=_shift(best))
-    return sums_anew(best, composition, *samples) if curvature and not fresh else best
-
-
-def _gradient_left(sums: TrainingSums) -> float:
-    return math.hypot(*(quadratic.bound.left for quadratic in sums.all_quadratics))
 
 
 def mean_losses(

@@ -185,7 +185,7 @@ class SklearnEngine(Engine):
             "n": outcome.n,
             "holds": HOLDS_AFTER_ERASURE,
             "keeps_remainder": True,
-            "scale": 1.0,
+            "scale": outcome.share,
             "distance_bound": _finite(outcome.distance_bound),
             "gradient_bound": _finite(outcome.gradient_bound),
             "exact": outcome.exact,
