@@ -132,16 +132,19 @@ def stream_case(data: DataSet, problem: Softmax, theta: np.ndarray, request: Req
     """The same samples in five requests, one after another; the last one's verdict, the distance of all."""
     model: nn.Module = as_module(theta)
     curvature = fit_curvature(model, data, problem.decay)
-    diagnostics = None
-    for part in np.array_split(request.places, 5):
-        if len(part):
+    diagnostics, refused = None, False
+    for part in np.array_split(request.places, min(5, len(request.places))):
+        try:
             erasure = erase(model, curvature, [batch(data, part)])
-            model, curvature, diagnostics = erasure.model, erasure.curvature, erasure.diagnostics
+        except Refused:  # rows have moved so far from those stored that no step is left: fit again
+            refused = True
+            break
+        model, curvature, diagnostics = erasure.model, erasure.curvature, erasure.diagnostics
     assert diagnostics is not None
     twin = problem.minimum(np.setdiff1d(np.arange(len(data.y)), request.places), theta)
     request = replace(request, name=f"{request.name}, in five requests")
     found = case("softmax", data, problem.decay, request, diagnostics, distance=distance(as_theta(model), theta, twin))
-    return replace(found, k=len(request.places), n=len(data.y))
+    return replace(found, k=len(request.places), n=len(data.y), verdict="refused" if refused else found.verdict)
 
 
 def erase(model: nn.Module, curvature: ssse.Curvature, forget: list[Any]) -> ssse.Erasure:

@@ -91,7 +91,7 @@ def test_leave_out_with_empirical_rows_is_the_closed_form_of_the_design():
     gap = torch.eye(k, dtype=torch.float64) - rows[:k] @ z
     wanted = z @ torch.linalg.solve(gap, torch.ones(k, dtype=torch.float64))
     curvature = fit(sample, rows="empirical", weight_decay=0.0)
-    erasure = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, k)))
+    erasure = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, k)), force=True)
     assert_near(erasure.step, wanted)
     leverages = torch.tensor(erasure.diagnostics.leverages, dtype=torch.float64)
     kernel = rows[:k] @ torch.linalg.solve(rows.T @ rows + len(rows) * DAMPING * eye, rows[:k].T)
@@ -143,7 +143,7 @@ def test_joint_streams_in_any_order_and_grouping_give_one_model(structure, kind)
     requests = [slice(0, 2), slice(2, 3), slice(5, 8)]
     everything = torch.cat([torch.arange(30)[part] for part in requests])
     for leave_out in (True, False):
-        options = {"leave_out": leave_out, "scale": 0.8, "policy": "joint"}
+        options = {"leave_out": leave_out, "scale": 0.8, "policy": "joint", "force": True}
         wanted = ssse.erase(sample.model, curvature, sample.loss, sample.part(everything), **options)
         for order in itertools.permutations(requests):
             model, current = sample.model, curvature
@@ -242,13 +242,13 @@ def test_residual_moves_a_model_that_was_not_trained_to_the_end():
 def test_matrix_free_erases_like_dense_and_needs_the_data_only_then(tmp_path):
     for sample in (problems.linear("cross_entropy"), problems.mlp(), problems.conv()):
         forget = sample.part(slice(0, 5))
-        wanted = ssse.erase(sample.model, fit(sample, rows="expected"), sample.loss, forget)
+        wanted = ssse.erase(sample.model, fit(sample, rows="expected"), sample.loss, forget, force=True)
         free = fit(sample, rows="expected", structure=ssse.MatrixFree(tolerance=1e-12), blocks="auto")
-        erasure = ssse.erase(sample.model, free, sample.loss, forget)
+        erasure = ssse.erase(sample.model, free, sample.loss, forget, force=True)
         assert_near(erasure.step, wanted.step, 1e-8)
         free.save(tmp_path / sample.name)
         loaded = ssse.Curvature.load(tmp_path / sample.name)
-        again = ssse.erase(sample.model, loaded, sample.loss, forget, data=sample.data)
+        again = ssse.erase(sample.model, loaded, sample.loss, forget, data=sample.data, force=True)
         assert_near(again.step, wanted.step, 1e-8)
 
 
@@ -313,7 +313,7 @@ def test_diagnostics_are_measured_and_readable():
 
 def test_caution_when_a_large_part_goes():
     sample = problems.converged(problems.linear("cross_entropy", n=60), DECAY)
-    most = ssse.erase(sample.model, fit(sample), sample.loss, sample.part(slice(0, 50))).diagnostics
+    most = ssse.erase(sample.model, fit(sample), sample.loss, sample.part(slice(0, 20))).diagnostics
     assert most.verdict == "caution"
     assert any("The step is long for one step" in reason for reason in most.reasons)
 
@@ -449,11 +449,11 @@ def test_a_matrix_free_curvature_stays_at_its_own_theta():
     sample = problems.mlp()
     free = fit(sample, structure=ssse.MatrixFree(tolerance=1e-12), blocks="auto")
     pristine = copy.deepcopy(sample.model)
-    wanted = ssse.erase(pristine, free, sample.loss, sample.part(slice(0, 3)))
+    wanted = ssse.erase(pristine, free, sample.loss, sample.part(slice(0, 3)), force=True)
     with torch.no_grad():
         for parameter in sample.model.parameters():
             parameter.mul_(3)
-    again = ssse.erase(pristine, free, sample.loss, sample.part(slice(0, 3)))
+    again = ssse.erase(pristine, free, sample.loss, sample.part(slice(0, 3)), force=True)
     assert torch.equal(again.step, wanted.step)
 
 

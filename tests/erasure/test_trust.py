@@ -175,4 +175,5 @@ def test_distrust_names_what_it_saw():
     assert "stay by 0.4" in distrust(0.0, 0.4, 0.0)[0]
     assert "off by 40% of the step" in distrust(0.0, 0.0, 0.4)[0]
     assert distrust(math.nan, 0.0, 0.0)
+    assert all("is not known" in distrust(*given)[0] for given in ((None, 0, 0), (0, None, 0), (0, 0, None)))
     assert distrust(0.0, math.inf, 0.0)

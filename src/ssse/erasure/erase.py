@@ -23,7 +23,7 @@ from ssse.erasure.diagnostics import Diagnostics, doubts, judge, notes_on
 from ssse.erasure.health import ruin, worsening
 from ssse.erasure.policy import Policy
 from ssse.erasure.probe import look_at
-from ssse.erasure.refusal import CANNOT_BE_RIGHT, impossible
+from ssse.erasure.refusal import CANNOT_BE_RIGHT, blind, impossible
 from ssse.erasure.request import Samples, check_settings, matching_view, read_matching
 from ssse.erasure.trust import Trust, measure_trust
 from ssse.errors import DoesNotFit, InvalidSetting, Refused
@@ -308,8 +308,10 @@ def erase_from(
         if not health.finite:
             raise Refused(diagnostics.refused("The erased model's loss on the probe is NaN or infinite."))
     refusal = impossible(diagnostics, curvature) + ([] if health is None else ruin(health))
+    advice = [CANNOT_BE_RIGHT] if refusal else []
+    refusal = refusal or blind(diagnostics, curvature)
     if refusal and not force:
-        raise Refused(diagnostics.refused(*refusal, CANNOT_BE_RIGHT))
+        raise Refused(diagnostics.refused(*refusal, *advice))
     reasons = judge(diagnostics) + doubts(diagnostics, curvature) + ([] if solved.converged else [f"{solved.note}."])
     reasons += [] if health is None or refusal else worsening(health)
     diagnostics = diagnostics.judged(reasons)

@@ -36,8 +36,6 @@ def impossible(measured: Diagnostics, curvature: Curvature) -> list[str]:
     linear = curvature.linear is not None
     if linear and curvature.loss == "mse" and imbalance is not None and imbalance <= EXACT_RESIDUAL:
         return []
-    if linear and (reason := _blind(measured)):
-        return [reason]
     length = f"The step is {moved:.3g} times as long as θ"
     few = measured.k + measured.erased <= FEW * (measured.n + measured.erased)  # `reach` is of all of them
     few = few and not measured.residual  # whose step also makes up for what the training left
@@ -57,12 +55,15 @@ def impossible(measured: Diagnostics, curvature: Curvature) -> list[str]:
     return []
 
 
-def _blind(measured: Diagnostics) -> str:
+def blind(measured: Diagnostics, curvature: Curvature) -> list[str]:
+    """Why what stays does not hold the step of a linear model, in words and numbers; none if it does."""
     leverage, swing = measured.leverage_max, measured.swing
-    if leverage is None or swing is None or leverage <= BLIND_LEVERAGE or swing <= BLIND_SWING:
-        return ""
-    return (
+    if curvature.linear is None or leverage is None or swing is None:
+        return []
+    if leverage <= BLIND_LEVERAGE or swing <= BLIND_SWING:
+        return []
+    return [
         f"The samples alone determine {leverage:.1%} of a direction of θ (largest leverage), and their scores would "
         f"move by {swing:.2g}: what remains hardly holds the step there, and it may do more harm than good. Retrain, "
         "or take the step by force and refine with the data that remains."
-    )
+    ]

@@ -49,7 +49,7 @@ def measure_step(steps: Sequence[Erased], old: TrainingSums, design: np.ndarray,
     strain = old.strained + _root(longer, sum(known))
     share = safe_share(swing, strain) if shorten else 1.0
     return StepMeasures(
-        due=due, swing=swing, strain=strain, stretch=_stretch(steps, old, longer, due), leverage=leverage, share=share
+        due=due, swing=swing, strain=strain, stretch=_stretch(steps, old, due), leverage=leverage, share=share
     )
 
 
@@ -64,8 +64,9 @@ def safe_share(swing: float, strain: float) -> float:
     return math.log1p(reach) / reach if swing > OVERSWUNG and strain > OVERSTRAINED else 1.0
 
 
-def _stretch(steps: Sequence[Erased], old: TrainingSums, curved: float, due: float) -> float:
+def _stretch(steps: Sequence[Erased], old: TrainingSums, due: float) -> float:
     """½ uᵀG₋u ‖θ‖ / (θᵀM₋θ ‖u‖): whichever way scores move, what that does to curvatures adds up along θ."""
+    curved = sum(one.curved(one.own) for one in steps)
     along = sum(float((one.before * one.quadratic.times(one.before)).sum()) for one in steps)
     length = math.hypot(*(_length(one, old, one.before) for one in steps))
     return 0.5 * curved * length / (along * due) if along > 0 and due > 0 else 0.0
