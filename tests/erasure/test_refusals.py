@@ -162,7 +162,7 @@ def test_a_probe_that_gets_worse_is_a_reason_for_caution():
     model, erasure = digits.model(), short_step()
     x, y = digits.held_out()
     with torch.no_grad():
-        right = (model(x).argmax(1) == y)
+        right = model(x).argmax(1) == y
         lost, kept = (x_ & right for x_ in (erasure.model(x).argmax(1) != y, erasure.model(x).argmax(1) == y))
     few = torch.cat([lost.nonzero()[:10], kept.nonzero()[:150]]).flatten()  # 10 of 160: beyond chance, no ruin
     found = short_step(probe=[(x[few], y[few])]).diagnostics
