@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,9 @@ from scipy.special import log_softmax, softmax
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
-from sklearn import datasets
+from sklearn import datasets as sklearn_datasets
+
+datasets: Any = sklearn_datasets  # its stubs know neither bunches nor what is drawn
 
 # The measures and thresholds of `ssse.verdict` were chosen on these; what they do on the others is what counts. (The
 # first choice was made without the last two, and failed there.)

@@ -177,7 +177,7 @@ def sklearn_cases(data: DataSet, number: int) -> list[Case]:
         out += sklearn_run(LogisticRegression(C=1 / (decay * len(data.y)), max_iter=2000), data, decay, asked)
     random = np.random.default_rng([number, 98])
     asked = requests(data, random)[1:8:2]
-    out += sklearn_run(LinearSVC(dual=False, max_iter=5000), data, float("nan"), asked)
+    out += sklearn_run(LinearSVC(dual="auto", max_iter=5000), data, float("nan"), asked)
     out += sklearn_run(Ridge(), data, float("nan"), asked)
     return out
 
@@ -349,10 +349,9 @@ def write(report: Report, cases: list[Case]) -> None:
     report.at_most(
         "networks: ok with a distance above 0.35", sum(c.verdict == "ok" and not c.good for c in networks), 0
     )
-    bounds = [c for c in cases if c.bound is not None and c.moved is not None]
-    report.at_most(
-        f"finite bounds broken, of {len(bounds)}", sum(c.moved > c.bound * (1 + 1e-6) + 1e-7 for c in bounds), 0
-    )  # type: ignore[operator]
+    bounds = [(c.moved, c.bound) for c in cases if c.bound is not None and c.moved is not None]
+    broken = sum(moved > bound * (1 + 1e-6) + 1e-7 for moved, bound in bounds)
+    report.at_most(f"finite bounds broken, of {len(bounds)}", broken, 0)
     report.at_most(
         "trained to the end: raised by the step and not refused", sum(c.verdict != "refused" for c in raised), 0
     )
@@ -411,14 +410,8 @@ def alternatives(cases: Sequence[Case]) -> tuple[Sequence[str], list[list[Any]]]
         known = np.isfinite(values)
         bad = values[known & chosen & (distances > GOOD)]
         limit = float(bad.min()) if len(bad) else np.inf
-        rows.append(
-            [
-                name,
-                spearmanr(values[known], distances[known]).statistic,
-                limit,
-                *counted(values < limit, distances, ~chosen),
-            ]
-        )
+        rank: Any = spearmanr(values[known], distances[known])
+        rows.append([name, float(rank[0]), limit, *counted(values < limit, distances, ~chosen)])
     together = np.array([not distrust(c) for c in cases])
     rows.append(["swing, strain, stretch and bend, as they are", "", "", *counted(together, distances, ~chosen)])
     return columns, rows
