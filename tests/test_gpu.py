@@ -128,7 +128,8 @@ def test_cuda_evidence_is_that_of_the_cpu(sample):
         table = ssse.evaluate(models, splits, loss_fn=sample.loss, weight_decay=1e-2)
         seen = ssse.scan(model, erasure.direction, sample.loss, splits, retrained=retrained)
         search = {"method": "line_search", "data": sample.data}
-        chosen = ssse.calibrate(model, curvature, sample.loss, forget, **search).scale
+        empirical = ssse.Curvature.fit(model, sample.loss, sample.data, damping=1e-2, weight_decay=1e-2, rows="empirical")
+        chosen = ssse.calibrate(model, empirical, sample.loss, forget, **search).scale
         assert seen.divergence is not None
         found.append((table.to_dict()["values"], table.floors, seen.divergence, seen.accuracy["test"], chosen))
     (values, floors, divergence, accuracy, scale), there = found
