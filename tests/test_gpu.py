@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -122,7 +123,7 @@ def test_cuda_evidence_is_that_of_the_cpu(sample):
     found = []
     for device in ("cpu", "cuda"):
         model, retrained = (copy.deepcopy(m).to(device) for m in (sample.model, other))
-        decay = {"damping": 1e-2, "weight_decay": 1e-2}
+        decay: Any = {"damping": 1e-2, "weight_decay": 1e-2}
         curvature = ssse.Curvature.fit(model, sample.loss, sample.data, **decay)
         erasure = ssse.erase(model, curvature, sample.loss, forget, force=True)
         models = {"original": model, "erased": erasure.model, "retrained": [retrained, model]}
