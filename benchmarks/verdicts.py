@@ -3,7 +3,7 @@
 Linear models (softmax by `ssse.erase`, scikit-learn's by `Eraser`) and small networks, on data sets of many kinds, at
 weight decays from far too small to large, for requests from half a percent to a whole class. The distance is
 ‖θ̂ − θ₋S‖ / ‖θ* − θ₋S‖: 0 is the retrained model, 1 is doing nothing. Up to 0.35 an erasure is called good here. The
-thresholds of the verdict were chosen on some of the data sets; what they do on the others is what counts.
+limits of the verdict were chosen on some of the data sets; what they do on the others is what counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,16 @@ import ssse
 from record import Report, run_alone
 from ssse.errors import Refused
 from ssse.sklearn import Eraser
-from ssse.verdict import TRUSTED_BEND, TRUSTED_STRAIN, TRUSTED_STRETCH, TRUSTED_SWING, Assessment, distrust
+from ssse.verdict import (
+    TRUSTED_BEND,
+    TRUSTED_LEVERAGE,
+    TRUSTED_STRAIN,
+    TRUSTED_STRETCH,
+    TRUSTED_SWING,
+    Assessment,
+    distrust,
+)
+from verdict_cases import cases as named_cases
 from verdict_problems import (
     CHOSEN_ON,
     DataSet,
@@ -64,7 +73,7 @@ class Case:
     stretch: float | None = None
     bend: float | None = None
     residual_step: float | None = None
-    leverage: float | None = None
+    leverage_max: float | None = None
     relative_step: float | None = None
     gap: float | None = None
     gap_refined: float | None = None
@@ -83,6 +92,9 @@ class Case:
 
 def main(folder: Path) -> None:
     report = Report("verdicts", "Verdict against truth")
+    report.table(
+        "Cases by name, as they were found and as they are now", ("", "found", "now"), list(named_cases(folder))
+    )
     cases: list[Case] = []
     for number, data in enumerate(data_sets(folder)):
         cases += softmax_cases(data, number)
@@ -295,7 +307,7 @@ def write(report: Report, cases: list[Case]) -> None:
     others = [one for one in linear if not one.chosen_on]
     columns = ("", *(f"≤ {edge:g}" for edge in EDGES[:-1]), "> 1", "all")
     for title, some in (
-        ("Linear models, data sets that the thresholds were chosen on", [c for c in linear if c.chosen_on]),
+        ("Linear models, data sets that the limits were chosen on", [c for c in linear if c.chosen_on]),
         ("Linear models, the other data sets", others),
         ("Networks (distance of predicted probabilities)", networks),
     ):
@@ -359,9 +371,10 @@ def write(report: Report, cases: list[Case]) -> None:
         "refine ends above where it began", sum((c.gap_refined or 0) > (c.gap or 0) + 1e-9 for c in softmax), 0
     )
     report.notes.append(
-        f"Thresholds: swing {TRUSTED_SWING:g}, strain {TRUSTED_STRAIN:g}, stretch {TRUSTED_STRETCH:g}, bend "
-        f"{TRUSTED_BEND:g}; chosen on {', '.join(CHOSEN_ON)}. Refused steps were taken by force and measured like the "
-        "others."
+        f"Limits: swing {TRUSTED_SWING:g}, strain {TRUSTED_STRAIN:g}, stretch {TRUSTED_STRETCH:g}, bend "
+        f"{TRUSTED_BEND:g}, together as the root of their squares; leverage {TRUSTED_LEVERAGE:g}. Chosen on "
+        f"{', '.join(CHOSEN_ON)}; in two earlier rounds the sets that came last showed what was missing, and "
+        "were counted among these. The others were drawn after that. Refused steps were taken by force and measured as the others."
     )
     report.numbers = {"cases": [{key: _plain(value) for key, value in asdict(c).items()} for c in cases]}
     report.finish()
@@ -400,12 +413,12 @@ def row_of(name: str, cases: Sequence[Case]) -> list[Any]:
 
 def alternatives(cases: Sequence[Case]) -> tuple[Sequence[str], list[list[Any]]]:
     """Each measure alone, its threshold the largest without a bad erasure on the sets to choose on; then counted on the
-    others. Last, all four together, at the thresholds of `ssse.verdict`."""
+    others. Last, all four together, at the limits of `ssse.verdict`."""
     columns = ("", "rank correlation", "threshold", "others: ok", "others: ok and bad", "others: good that get ok")
     distances = np.array([c.distance for c in cases])
     chosen = np.array([c.chosen_on for c in cases])
     rows = []
-    for name in ("swing", "strain", "stretch", "bend", "leverage", "relative_step"):
+    for name in ("swing", "strain", "stretch", "bend", "leverage_max", "relative_step"):
         values = np.array([np.nan if getattr(c, name) is None else getattr(c, name) for c in cases], dtype=float)
         known = np.isfinite(values)
         bad = values[known & chosen & (distances > GOOD)]
@@ -413,7 +426,7 @@ def alternatives(cases: Sequence[Case]) -> tuple[Sequence[str], list[list[Any]]]
         rank: Any = spearmanr(values[known], distances[known])
         rows.append([name, float(rank[0]), limit, *counted(values < limit, distances, ~chosen)])
     together = np.array([not distrust(c) for c in cases])
-    rows.append(["swing, strain, stretch and bend, as they are", "", "", *counted(together, distances, ~chosen)])
+    rows.append(["all four and the leverage, as they are", "", "", *counted(together, distances, ~chosen)])
     return columns, rows
 
 

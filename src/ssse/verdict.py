@@ -9,12 +9,14 @@ from typing import Any, Literal, Protocol, Self
 
 Verdict = Literal["ok", "caution", "refused"]
 
-# Up to these, one step of a linear model was near the retrained one wherever it was measured: benchmarks/verdicts.py
-# chose them on some data sets and counts on others.
-TRUSTED_SWING = 2.0
-TRUSTED_STRAIN = 0.35
-TRUSTED_STRETCH = 0.15
-TRUSTED_BEND = 0.35
+# One step of a linear model is trusted where the root of the sum of squares of its measures, each over its limit here,
+# is at most 1, and the samples hold no more than so much of the curvature of any direction. Chosen on some data sets
+# and counted on others: benchmarks/verdicts.py.
+TRUSTED_SWING = 5.0
+TRUSTED_STRAIN = 0.25
+TRUSTED_STRETCH = 0.20
+TRUSTED_BEND = 0.40
+TRUSTED_LEVERAGE = 0.88
 MOST = 0.95  # of the samples: the few whose scores move furthest say little about the others
 
 
@@ -112,26 +114,34 @@ class Measures(Protocol):
     def stretch(self) -> float | None: ...
     @property
     def bend(self) -> float | None: ...
+    @property
+    def leverage_max(self) -> float | None: ...
 
 
 def distrust(step: Measures) -> list[str]:
-    """Why a step that changes the curvature so much is not vouched for, in one sentence; none if it is."""
+    """Why a step that changes the curvature so much is not vouched for, in words and numbers; none if it is."""
     if step.swing is None or step.strain is None or step.stretch is None or step.bend is None:
         return ["How far the step moves scores is not known, so it is not vouched for. Fit the curvature again."]
-    found = []
-    if not step.swing <= TRUSTED_SWING:
-        found.append(
-            f"the scores of the forgotten samples move by up to {step.swing:.2g} (trusted: up to {TRUSTED_SWING:g})"
+    reasons = []
+    far = math.hypot(
+        step.swing / TRUSTED_SWING,
+        step.strain / TRUSTED_STRAIN,
+        step.stretch / TRUSTED_STRETCH,
+        step.bend / TRUSTED_BEND,
+    )
+    if not far <= 1:
+        reasons.append(
+            f"The step goes {far:.2g} times as far as one step is trusted to: scores move by up to {step.swing:.2g} on "
+            f"the forgotten samples and by {step.strain:.2g} on those that stay, the length of θ may be off by "
+            f"{step.stretch:.0%} of the step, and the forgotten samples show it off by {step.bend:.0%}. Refine with "
+            "the data that remains, if it is there."
         )
-    if not step.strain <= TRUSTED_STRAIN:
-        found.append(f"those of the samples that stay by {step.strain:.2g} (up to {TRUSTED_STRAIN:g})")
-    if not step.stretch <= TRUSTED_STRETCH:
-        found.append(f"the length of θ may be off by {step.stretch:.0%} of the step (up to {TRUSTED_STRETCH:.0%})")
-    if not step.bend <= TRUSTED_BEND:
-        found.append(f"it is off by about {step.bend:.0%}, as the forgotten samples show it (up to {TRUSTED_BEND:.0%})")
-    if not found:
-        return []
-    return [f"The step is long for one step: {'; '.join(found)}. Refine with the data that remains, if it is there."]
+    if step.leverage_max is not None and not step.leverage_max <= TRUSTED_LEVERAGE:
+        reasons.append(
+            f"The samples alone determine {step.leverage_max:.1%} of a direction of θ (largest leverage): there one "
+            "step goes by what hardly anything holds."
+        )
+    return reasons
 
 
 def probe_in_words(assessment: Mapping[str, Any]) -> str:

@@ -315,7 +315,7 @@ def test_caution_when_a_large_part_goes():
     sample = problems.converged(problems.linear("cross_entropy", n=60), DECAY)
     most = ssse.erase(sample.model, fit(sample), sample.loss, sample.part(slice(0, 20))).diagnostics
     assert most.verdict == "caution"
-    assert any("The step is long for one step" in reason for reason in most.reasons)
+    assert any("times as far as one step is trusted to" in reason for reason in most.reasons)
 
 
 def test_caution_when_conjugate_gradients_stop_early():

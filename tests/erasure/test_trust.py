@@ -12,7 +12,7 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 from torch import Tensor, nn
 
 import ssse
-from ssse.verdict import TRUSTED_BEND, TRUSTED_STRAIN, TRUSTED_STRETCH, TRUSTED_SWING, distrust
+from ssse.verdict import TRUSTED_BEND, TRUSTED_LEVERAGE, TRUSTED_STRAIN, TRUSTED_STRETCH, TRUSTED_SWING, distrust
 from tests.support import dense, problems
 
 DECAY = 1e-2
@@ -132,7 +132,7 @@ def test_a_whole_class_that_is_still_recognised_is_not_ok():
     erasure = ssse.erase(sample.model, curvature, forget=[(x[eights], y[eights])])
     assert recognised(erasure.model, x[eights], y[eights]) > 0.1
     assert erasure.diagnostics.verdict == "caution"
-    assert any("the scores of the forgotten samples move by up to" in reason for reason in erasure.diagnostics.reasons)
+    assert any("times as far as one step is trusted to" in reason for reason in erasure.diagnostics.reasons)
     few = torch.arange(0, 1797, 60)
     calm = ssse.erase(sample.model, curvature, forget=[(x[few], y[few])]).diagnostics
     assert calm.verdict == "ok"
@@ -185,31 +185,30 @@ def test_what_a_loss_of_ones_own_does_to_the_curvature_is_not_known():
 
 @dataclass(frozen=True)
 class Measured:
-    """At the limits."""
+    swing: float | None = 0.0
+    strain: float | None = 0.0
+    stretch: float | None = 0.0
+    bend: float | None = 0.0
+    leverage_max: float | None = None
 
-    swing: float | None = TRUSTED_SWING
-    strain: float | None = TRUSTED_STRAIN
-    stretch: float | None = TRUSTED_STRETCH
-    bend: float | None = TRUSTED_BEND
 
-
-def test_distrust_names_what_it_saw():
-    words = {
-        "swing": "forgotten samples move by up to 3",
-        "strain": "stay by 3",
-        "stretch": "length of θ may be off by 300%",
-        "bend": "off by about 300%",
-    }
+def test_distrust_counts_all_measures_together():
+    limits = {"swing": TRUSTED_SWING, "strain": TRUSTED_STRAIN, "stretch": TRUSTED_STRETCH, "bend": TRUSTED_BEND}
 
     def seen(**other: float | None) -> str:
         return " ".join(distrust(Measured(**other)))
 
     assert seen() == ""
-    for name, words_of in words.items():
-        assert words_of in seen(**{name: 3.0})
+    for name, limit in limits.items():
+        assert seen(**{name: 0.999 * limit}) == ""
+        assert "goes 2 times as far" in seen(**{name: 2 * limit})
         assert seen(**{name: math.nan})
         assert seen(**{name: math.inf})
         assert "is not known" in seen(**{name: None})
+    assert seen(**{name: 0.51 * limit for name, limit in limits.items()})
+    assert seen(**{name: 0.49 * limit for name, limit in limits.items()}) == ""
+    assert "determine 90.0% of a direction" in seen(leverage_max=0.9)
+    assert seen(leverage_max=TRUSTED_LEVERAGE) == ""
 
 
 def test_a_model_that_was_not_trained_to_its_end_is_not_ok():

@@ -131,8 +131,8 @@ def test_a_step_that_changes_scores_much_is_not():
     eraser.erase(x[rows], y[rows])
     found = eraser.outcome_
     assert found.verdict == "caution"
-    assert f"forgotten samples move by up to {found.swing:.2g}" in found.reasons[0]
-    assert f"that stay by {found.strain:.2g}" in found.reasons[0]
+    assert f"scores move by up to {found.swing:.2g} on the forgotten samples" in found.reasons[0]
+    assert f"by {found.strain:.2g} on those that stay" in found.reasons[0]
 
 
 def test_least_squares_needs_no_measure():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.diagnostics import LARGE_RESIDUAL, Diagnostics
+from ssse.verdict import TRUSTED_LEVERAGE
 
 # Past these, the step cannot be right and is not taken. Chosen on steps of softmax regressions and small networks on
 # digits, wine, breast cancer and iris, trained to the end or stopped early, from one sample to a whole class, with the
@@ -26,7 +27,6 @@ CANNOT_BE_RIGHT = (
 # A linear model whose forgotten samples hold nearly all of the curvature of a direction, and move far along it: what
 # stays says nothing of how far is too far there. Nearly all steps that left the objective on what stays higher than
 # doing nothing would have were such steps (benchmarks/verdicts.py).
-BLIND_LEVERAGE = 0.88
 BLIND_SWING = 2.0
 
 
@@ -60,7 +60,7 @@ def blind(measured: Diagnostics, curvature: Curvature) -> list[str]:
     leverage, swing = measured.leverage_max, measured.swing
     if curvature.linear is None or leverage is None or swing is None:
         return []
-    if leverage <= BLIND_LEVERAGE or swing <= BLIND_SWING:
+    if leverage <= TRUSTED_LEVERAGE or swing <= BLIND_SWING:
         return []
     return [
         f"The samples alone determine {leverage:.1%} of a direction of θ (largest leverage), and their scores would "

@@ -63,7 +63,7 @@ def assess_step(
         strain=measures.strain,
         stretch=measures.stretch,
         bend=measures.bend,
-        leverage_max=measures.leverage,
+        leverage_max=measures.leverage_max,
         step_norm=moved,
         relative_step=None if moved is None else moved / max(size, 1e-300),
         correction=new.correction,
@@ -78,7 +78,7 @@ def assess_refined(
     if last is None:
         measures = StepMeasures(due=moved or 0.0)
     else:
-        known = {name: getattr(last, name) for name in ("swing", "strain", "stretch", "bend")}
+        known = {name: getattr(last, name) for name in ("swing", "strain", "stretch", "bend", "leverage_max")}
         measures = StepMeasures(due=last.due or 0.0, **known)
     now = assess_step(policy, old, new, moved, new.distance + lost, measures, pipeline)
     now = replace(now, notes=(*now.notes, f"Refined with the {new.samples} samples that remain."))

@@ -32,7 +32,7 @@ class StepMeasures:
     strain: float | None = None
     stretch: float | None = None
     bend: float | None = None
-    leverage: float | None = None
+    leverage_max: float | None = None
     share: float = 1.0
 
 
@@ -41,18 +41,20 @@ def measure_step(steps: Sequence[Erased], old: TrainingSums, design: np.ndarray,
     due = math.hypot(*(_length(one, old, one.own) for one in steps))
     leverage = max(one.leverage for one in steps)
     if old.exact:
-        return StepMeasures(due=due, leverage=leverage)
+        return StepMeasures(due=due, leverage_max=leverage)
     swings = np.max([one.ranges(design) for one in steps], axis=0)
     swing = float(np.quantile(swings, MOST))
     traces = [one.quadratic.trace for one in steps]
     known = [trace for trace in traces if trace is not None]
     if old.strained is None or len(known) < len(traces):
-        return StepMeasures(due=due, swing=swing, leverage=leverage)
+        return StepMeasures(due=due, swing=swing, leverage_max=leverage)
     longer = max(sum(one.curved(one.own) for one in steps), sum(one.curved(one.step) for one in steps))
     strain = old.strained + _root(longer, sum(known))
     share = safe_share(float(swings.mean()), strain) if shorten else 1.0
     stretch, bend = _stretch(steps, old, due), _bend(steps, old)
-    return StepMeasures(due=due, swing=swing, strain=strain, stretch=stretch, bend=bend, leverage=leverage, share=share)
+    return StepMeasures(
+        due=due, swing=swing, strain=strain, stretch=stretch, bend=bend, leverage_max=leverage, share=share
+    )
 
 
 def safe_share(swing: float, strain: float) -> float:
