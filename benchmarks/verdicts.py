@@ -374,7 +374,8 @@ def write(report: Report, cases: list[Case]) -> None:
         f"Limits: swing {TRUSTED_SWING:g}, strain {TRUSTED_STRAIN:g}, stretch {TRUSTED_STRETCH:g}, bend "
         f"{TRUSTED_BEND:g}, together as the root of their squares; leverage {TRUSTED_LEVERAGE:g}. Chosen on "
         f"{', '.join(CHOSEN_ON)}; in two earlier rounds the sets that came last showed what was missing, and "
-        "were counted among these. The others were drawn after that. Refused steps were taken by force and measured as the others."
+        "were counted among these. The others were drawn after that. Refused steps were taken by force and "
+        "measured as the others."
     )
     report.numbers = {"cases": [{key: _plain(value) for key, value in asdict(c).items()} for c in cases]}
     report.finish()
