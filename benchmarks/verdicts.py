@@ -26,7 +26,7 @@ import ssse
 from record import Report, run_alone
 from ssse.errors import Refused
 from ssse.sklearn import Eraser
-from ssse.verdict import TRUSTED_STRAIN, TRUSTED_STRETCH, TRUSTED_SWING, Assessment
+from ssse.verdict import TRUSTED_BEND, TRUSTED_STRAIN, TRUSTED_STRETCH, TRUSTED_SWING, Assessment, distrust
 from verdict_problems import (
     CHOSEN_ON,
     DataSet,
@@ -62,6 +62,8 @@ class Case:
     swing: float | None = None
     strain: float | None = None
     stretch: float | None = None
+    bend: float | None = None
+    residual_step: float | None = None
     leverage: float | None = None
     relative_step: float | None = None
     gap: float | None = None
@@ -175,7 +177,7 @@ def sklearn_cases(data: DataSet, number: int) -> list[Case]:
         out += sklearn_run(LogisticRegression(C=1 / (decay * len(data.y)), max_iter=2000), data, decay, asked)
     random = np.random.default_rng([number, 98])
     asked = requests(data, random)[1:8:2]
-    out += sklearn_run(LinearSVC(dual=False, max_iter=5000), data, float("nan"), asked)
+    out += sklearn_run(LinearSVC(dual="auto", max_iter=5000), data, float("nan"), asked)
     out += sklearn_run(Ridge(), data, float("nan"), asked)
     return out
 
@@ -270,7 +272,8 @@ def case(
     return Case(
         engine, data.name, decay, request.name, len(request.places), len(data.y),
         "refused" if found.forced else found.verdict, found.forced, float(distance),
-        found.swing, found.strain, found.stretch, found.leverage_max, found.relative_step, **more,
+        found.swing, found.strain, found.stretch, found.bend, getattr(found, "residual_step", None),
+        found.leverage_max, found.relative_step, **more,
     )  # fmt: skip
 
 
@@ -307,19 +310,29 @@ def write(report: Report, cases: list[Case]) -> None:
         ("", "erasures", "ok", "of those good", "good", "of those ok", "refused"),
         [row_of(name, [c for c in linear if c.data == name]) for name in dict.fromkeys(c.data for c in linear)],
     )
-    measured = [c for c in linear if None not in (c.swing, c.strain, c.stretch) and np.isfinite(c.distance)]
-    report.table("Rank correlation with the distance, and single thresholds at their best", *alternatives(measured))
+    trained = [c for c in linear if c.engine == "softmax" and "steps" not in c.request and "in five" not in c.request]
+    report.table(
+        "Softmax models trained to the end: rank correlation with the distance, and single thresholds at their best",
+        *alternatives(trained),
+    )
     softmax = [c for c in cases if c.gap is not None and c.gap_refined is not None]
-    raised = [c for c in softmax if c.gap is not None and c.gap > 1 + 1e-6]
+    early = [c for c in softmax if "steps" in c.request]
+    done = [c for c in softmax if "steps" not in c.request]
+    raised = [c for c in done if is_raised(c)]
     report.table(
         "Softmax models: the objective on what stays (0: refit, 1: doing nothing)",
-        ("", "erasures", "raised by the step", "of those refused", "raised by refine", "refined: worst distance"),
-        [(
-            "all", len(softmax), len(raised), sum(c.verdict == "refused" for c in raised),
-            sum((c.gap_refined or 0) > (c.gap or 0) + 1e-9 for c in softmax),
-            max(c.distance_refined or 0.0 for c in softmax),
-        )],
-    )  # fmt: skip
+        (
+            "",
+            "erasures",
+            "raised by the step",
+            "refused",
+            "caution",
+            "ok",
+            "raised by refine",
+            "refined: worst distance",
+        ),
+        [objective_row(name, some) for name, some in (("trained to the end", done), ("for 4 steps only", early))],
+    )
     oks, good = [c for c in linear if c.verdict == "ok"], [c for c in linear if c.good]
     report.at_least("linear models: erasures", len(linear), 300)
     report.at_least("networks: erasures", len(networks), 60)
@@ -336,20 +349,33 @@ def write(report: Report, cases: list[Case]) -> None:
     report.at_most(
         "networks: ok with a distance above 0.35", sum(c.verdict == "ok" and not c.good for c in networks), 0
     )
-    bounds = [c for c in cases if c.bound is not None and c.moved is not None]
+    bounds = [(c.moved, c.bound) for c in cases if c.bound is not None and c.moved is not None]
+    broken = sum(moved > bound * (1 + 1e-6) + 1e-7 for moved, bound in bounds)
+    report.at_most(f"finite bounds broken, of {len(bounds)}", broken, 0)
     report.at_most(
-        f"finite bounds broken, of {len(bounds)}", sum(c.moved > c.bound * (1 + 1e-6) + 1e-7 for c in bounds), 0
-    )  # type: ignore[operator]
-    report.at_most("raised by the step and not refused", sum(c.verdict != "refused" for c in raised), 0)
+        "trained to the end: raised by the step and not refused", sum(c.verdict != "refused" for c in raised), 0
+    )
     report.at_most(
         "refine ends above where it began", sum((c.gap_refined or 0) > (c.gap or 0) + 1e-9 for c in softmax), 0
     )
     report.notes.append(
-        f"Thresholds: swing {TRUSTED_SWING:g}, strain {TRUSTED_STRAIN:g}, stretch {TRUSTED_STRETCH:g}; chosen on "
-        f"{', '.join(CHOSEN_ON)}. Refused steps were taken by force and measured like the others."
+        f"Thresholds: swing {TRUSTED_SWING:g}, strain {TRUSTED_STRAIN:g}, stretch {TRUSTED_STRETCH:g}, bend "
+        f"{TRUSTED_BEND:g}; chosen on {', '.join(CHOSEN_ON)}. Refused steps were taken by force and measured like the "
+        "others."
     )
     report.numbers = {"cases": [{key: _plain(value) for key, value in asdict(c).items()} for c in cases]}
     report.finish()
+
+
+def is_raised(c: Case) -> bool:
+    return c.gap is not None and c.gap > 1 + 1e-6
+
+
+def objective_row(name: str, cases: Sequence[Case]) -> list[Any]:
+    raised = [c for c in cases if is_raised(c)]
+    verdicts = [sum(c.verdict == verdict for c in raised) for verdict in ("refused", "caution", "ok")]
+    again = sum((c.gap_refined or 0) > (c.gap or 0) + 1e-9 for c in cases)
+    return [name, len(cases), len(raised), *verdicts, again, max(c.distance_refined or 0.0 for c in cases)]
 
 
 def against(cases: Sequence[Case]) -> list[list[Any]]:
@@ -374,33 +400,20 @@ def row_of(name: str, cases: Sequence[Case]) -> list[Any]:
 
 def alternatives(cases: Sequence[Case]) -> tuple[Sequence[str], list[list[Any]]]:
     """Each measure alone, its threshold the largest without a bad erasure on the sets to choose on; then counted on the
-    others. Last, the three together."""
+    others. Last, all four together, at the thresholds of `ssse.verdict`."""
     columns = ("", "rank correlation", "threshold", "others: ok", "others: ok and bad", "others: good that get ok")
     distances = np.array([c.distance for c in cases])
     chosen = np.array([c.chosen_on for c in cases])
     rows = []
-    for name in ("swing", "strain", "stretch", "leverage", "relative_step"):
+    for name in ("swing", "strain", "stretch", "bend", "leverage", "relative_step"):
         values = np.array([np.nan if getattr(c, name) is None else getattr(c, name) for c in cases], dtype=float)
         known = np.isfinite(values)
         bad = values[known & chosen & (distances > GOOD)]
         limit = float(bad.min()) if len(bad) else np.inf
-        rows.append(
-            [
-                name,
-                spearmanr(values[known], distances[known]).statistic,
-                limit,
-                *counted(values < limit, distances, ~chosen),
-            ]
-        )
-    together = np.array(
-        [
-            (c.swing or 0) <= TRUSTED_SWING
-            and (c.strain or 0) <= TRUSTED_STRAIN
-            and (c.stretch or 0) <= TRUSTED_STRETCH
-            for c in cases
-        ]
-    )
-    rows.append(["swing, strain and stretch, as they are", "", "", *counted(together, distances, ~chosen)])
+        rank: Any = spearmanr(values[known], distances[known])
+        rows.append([name, float(rank[0]), limit, *counted(values < limit, distances, ~chosen)])
+    together = np.array([not distrust(c) for c in cases])
+    rows.append(["swing, strain, stretch and bend, as they are", "", "", *counted(together, distances, ~chosen)])
     return columns, rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -122,13 +123,15 @@ def test_cuda_evidence_is_that_of_the_cpu(sample):
     found = []
     for device in ("cpu", "cuda"):
         model, retrained = (copy.deepcopy(m).to(device) for m in (sample.model, other))
-        curvature = ssse.Curvature.fit(model, sample.loss, sample.data, damping=1e-2, weight_decay=1e-2)
+        decay: Any = {"damping": 1e-2, "weight_decay": 1e-2}
+        curvature = ssse.Curvature.fit(model, sample.loss, sample.data, **decay)
         erasure = ssse.erase(model, curvature, sample.loss, forget, force=True)
         models = {"original": model, "erased": erasure.model, "retrained": [retrained, model]}
         table = ssse.evaluate(models, splits, loss_fn=sample.loss, weight_decay=1e-2)
         seen = ssse.scan(model, erasure.direction, sample.loss, splits, retrained=retrained)
         search = {"method": "line_search", "data": sample.data}
-        chosen = ssse.calibrate(model, curvature, sample.loss, forget, **search).scale
+        empirical = ssse.Curvature.fit(model, sample.loss, sample.data, **decay, rows="empirical")
+        chosen = ssse.calibrate(model, empirical, sample.loss, forget, **search).scale
         assert seen.divergence is not None
         found.append((table.to_dict()["values"], table.floors, seen.divergence, seen.accuracy["test"], chosen))
     (values, floors, divergence, accuracy, scale), there = found

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 Verdict = Literal["ok", "caution", "refused"]
 
 # Up to these, one step of a linear model was near the retrained one wherever it was measured: benchmarks/verdicts.py
 # chose them on some data sets and counts on others.
-TRUSTED_SWING = 0.75
-TRUSTED_STRAIN = 0.25
+TRUSTED_SWING = 2.0
+TRUSTED_STRAIN = 0.35
 TRUSTED_STRETCH = 0.15
+TRUSTED_BEND = 0.35
+MOST = 0.95  # of the samples: the few whose scores move furthest say little about the others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +29,13 @@ class Assessment:
         step_norm, relative_step: ‖θ̂−θ‖, and over ‖θ‖.
         leverage_max: the largest leverage of the samples, below 1 for samples of the training data.
         loss_before, loss_after: mean data loss on them under the old and the new model.
-        swing: the mean over them of max − min over the classes of the change of their scores; of one score, of |Δz|;
-            of several outputs, of the largest among them.
+        swing: by how much the scores of most of them (0.95) move at most: max − min over the classes of the change; of
+            one score |Δz|, of several outputs the largest.
         strain: the root mean square change of the scores of the samples that stay, weighted by their curvature, summed
             over the requests since the curvature was taken.
-        stretch: by how much of the step the length of θ may be off. One step is exact where curvature does not change;
-            these three say by how much the scores, that it depends on, do (`ssse.erasure.trust`); None where unknown.
+        stretch: by how much of the step the length of θ may be off.
+        bend: by how much of the step it is off, as the samples show it. One step is exact where curvature does not
+            change; these four say by how much it does (`ssse.erasure.trust`); None where they are not known.
         probe_samples: samples that should keep working and were looked at, where some were given;
         probe_loss_before, probe_loss_after, probe_accuracy_before, probe_accuracy_after: on them.
         forced: the step would have been refused, and was taken because somebody said so.
@@ -53,6 +56,7 @@ class Assessment:
     swing: float | None = None
     strain: float | None = None
     stretch: float | None = None
+    bend: float | None = None
     probe_samples: int | None = None
     probe_loss_before: float | None = None
     probe_loss_after: float | None = None
@@ -97,17 +101,34 @@ class Assessment:
         return "\n".join(lines + [f"note: {note}" for note in self.notes])
 
 
-def distrust(swing: float | None, strain: float | None, stretch: float | None) -> list[str]:
+class Measures(Protocol):
+    """What is known of a step before anything is retrained; as of `Assessment`."""
+
+    @property
+    def swing(self) -> float | None: ...
+    @property
+    def strain(self) -> float | None: ...
+    @property
+    def stretch(self) -> float | None: ...
+    @property
+    def bend(self) -> float | None: ...
+
+
+def distrust(step: Measures) -> list[str]:
     """Why a step that changes the curvature so much is not vouched for, in one sentence; none if it is."""
-    if swing is None or strain is None or stretch is None:
+    if step.swing is None or step.strain is None or step.stretch is None or step.bend is None:
         return ["How far the step moves scores is not known, so it is not vouched for. Fit the curvature again."]
     found = []
-    if not swing <= TRUSTED_SWING:
-        found.append(f"the scores of the forgotten samples move by {swing:.2g} (trusted: up to {TRUSTED_SWING:g})")
-    if not strain <= TRUSTED_STRAIN:
-        found.append(f"those of the samples that stay by {strain:.2g} (up to {TRUSTED_STRAIN:g})")
-    if not stretch <= TRUSTED_STRETCH:
-        found.append(f"the length of θ may be off by {stretch:.0%} of the step (up to {TRUSTED_STRETCH:.0%})")
+    if not step.swing <= TRUSTED_SWING:
+        found.append(
+            f"the scores of the forgotten samples move by up to {step.swing:.2g} (trusted: up to {TRUSTED_SWING:g})"
+        )
+    if not step.strain <= TRUSTED_STRAIN:
+        found.append(f"those of the samples that stay by {step.strain:.2g} (up to {TRUSTED_STRAIN:g})")
+    if not step.stretch <= TRUSTED_STRETCH:
+        found.append(f"the length of θ may be off by {step.stretch:.0%} of the step (up to {TRUSTED_STRETCH:.0%})")
+    if not step.bend <= TRUSTED_BEND:
+        found.append(f"it is off by about {step.bend:.0%}, as the forgotten samples show it (up to {TRUSTED_BEND:.0%})")
     if not found:
         return []
     return [f"The step is long for one step: {'; '.join(found)}. Refine with the data that remains, if it is there."]

@@ -175,12 +175,16 @@ class Problem:
         return out + np.diag(np.repeat(self.ridge, columns))
 
     def newton(self, theta: np.ndarray) -> np.ndarray:
-        """H⁻¹∇L; of a softmax without the shift of all classes, which changes nothing."""
-        hessian, gradient = self.hessian(theta), self.gradient(theta).ravel()
+        """H⁻¹∇L."""
+        return self.solve(theta, self.gradient(theta).ravel())
+
+    def solve(self, theta: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """H⁻¹v; of a softmax without the shift of all classes, which changes nothing."""
+        hessian = self.hessian(theta)
         if self.loss == "softmax":
             shift = np.kron(np.eye(len(theta)), np.ones((theta.shape[1], theta.shape[1])))
             hessian = hessian + np.abs(hessian).max() * shift
-        return np.linalg.solve(hessian, gradient).reshape(theta.shape)
+        return np.linalg.solve(hessian, right).reshape(theta.shape)
 
     def minimum(self, theta: np.ndarray) -> np.ndarray:
         """Newton's method to the last place, halving steps that go up."""

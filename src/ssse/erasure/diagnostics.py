@@ -22,6 +22,7 @@ LARGE_FRACTION = 0.10
 LARGE_LEVERAGE = 0.90
 LARGE_STEP = 0.50
 LARGE_RESIDUAL = 0.50
+LARGE_RESIDUAL_STEP = 0.20
 LINEARISATION_FACTOR = 3.0
 
 
@@ -35,6 +36,7 @@ class Diagnostics(Assessment):
         leverage_sum: of all leverages of S, the number of parameters that S pays for. leverages: the largest first.
         predicted_change: of the mean loss on S, to first order.
         response: how the curvature of the loss answers a change of scores; of models not linear in θ, "unknown".
+        residual_step: ‖M⁻¹ n∇L(θ*)‖ of a linear model, over the length of the step: how far from its minimum it was.
         reach: ‖θ̂−θ*‖/‖θ*‖, as `relative_step`, but from where a joint stream began.
         decay_estimate: ŵ as the gradient tells it, where it contradicts the weight decay given; otherwise None.
         verdict: "ok" means that the step is Newton's for a model linear in θ, and that its measures agree.
@@ -53,6 +55,7 @@ class Diagnostics(Assessment):
     predicted_change: float | None = None
     response: Response = "unknown"
     reach: float | None = None
+    residual_step: float | None = None
     decay_estimate: float | None = None
 
     @property
@@ -77,18 +80,25 @@ class Diagnostics(Assessment):
 def judge(measured: Diagnostics) -> list[str]:
     """Reasons for caution, in words and numbers; none if the step is one we vouch for."""
     reasons = _not_local(measured)
-    ratio = measured.imbalance
     if measured.decay_estimate is not None:
         reasons.append(
             f"θ* was not trained with the weight decay that the curvature was told of, by its gradient rather with "
             f"{measured.decay_estimate:.3g}. Fit again with that one."
         )
-    elif ratio is not None and ratio > LARGE_RESIDUAL and not measured.residual:
-        reasons.append(
-            f"θ* is not stationary: n‖∇L(θ*)‖ is {ratio:.2g} times the gradient that is removed. Train further, "
-            "or correct for it (residual)."
-        )
+    elif not measured.residual and (reason := _not_stationary(measured)):
+        reasons.append(f"{reason} Train further, or correct for it (residual).")
     return reasons
+
+
+def _not_stationary(measured: Diagnostics) -> str:
+    """What is left to train counts by the step it would take; where that is not known, by its gradient."""
+    left, ratio = measured.residual_step, measured.imbalance
+    if left is not None:
+        far = f"it is {left:.2g} times as far from its minimum as the step is long."
+        return f"θ* is not stationary: {far}" if left > LARGE_RESIDUAL_STEP else ""
+    if ratio is None or ratio <= LARGE_RESIDUAL:
+        return ""
+    return f"θ* is not stationary: n‖∇L(θ*)‖ is {ratio:.2g} times the gradient that is removed."
 
 
 def _not_local(measured: Diagnostics) -> list[str]:
@@ -97,8 +107,8 @@ def _not_local(measured: Diagnostics) -> list[str]:
         return []
     reasons = []
     total, gone = measured.n + measured.erased, measured.k + measured.erased
-    if measured.swing is not None and measured.strain is not None and measured.stretch is not None:
-        reasons = distrust(measured.swing, measured.strain, measured.stretch)
+    if measured.strain is not None:
+        reasons = distrust(measured)
         if measured.erased and gone > LARGE_FRACTION * total:
             reasons.append(_too_many(gone, total))
         return reasons

@@ -25,7 +25,7 @@ from ssse.erasure.policy import Policy
 from ssse.erasure.probe import look_at
 from ssse.erasure.refusal import CANNOT_BE_RIGHT, blind, impossible
 from ssse.erasure.request import Samples, check_settings, matching_view, read_matching
-from ssse.erasure.trust import Trust, measure_trust
+from ssse.erasure.trust import Step, Trust, measure_swing, measure_trust
 from ssse.errors import DoesNotFit, InvalidSetting, Refused
 from ssse.problem.batches import Batch
 from ssse.problem.fingerprint import Fingerprint
@@ -249,7 +249,7 @@ def erase_from(
 
     rows, gradient, loss, taken = request.measured() if leave_out else (None, *request.slope(), None)
     origin = request.problem.theta()
-    gradient = gradient + samples.count * curvature.weight_decay * origin
+    slope, gradient = gradient, gradient + samples.count * curvature.weight_decay * origin
     removed = gradient if curvature.joint is None else gradient + curvature.joint.removed_gradient
     right = removed - _gradient_sum(curvature) if residual else removed
     solved = _solve(curvature, right, rows, samples.count, 0 if leave_out else request.missing())
@@ -285,11 +285,13 @@ def erase_from(
     if not math.isfinite(loss_after):
         raise Refused(diagnostics.refused("The erased model's loss on the forgotten samples is NaN or infinite."))
     remaining = None if curvature.scores is None or taken is None else curvature.scores - taken
-    trust = measure_trust(
-        request.problem, erased_problem, samples.batches, solved, scale, right, curvature.ridge_without(samples.count),
-        remaining,
-    )  # fmt: skip
-    data_gradient = gradient - samples.count * curvature.weight_decay * origin
+    trust = Trust(measure_swing(request.problem, erased_problem, samples.batches))
+    if remaining is not None and rows is not None and trust.swing is not None:
+        u, ridge = scale * solved.solution.double(), curvature.ridge_without(samples.count)
+        taken_step = Step(
+            request.problem, erased_problem, samples.batches, u, scale * right.double(), ridge, rows, slope
+        )
+        trust = measure_trust(taken_step, remaining, curvature.structure.solve)
     diagnostics = replace(
         diagnostics,
         step_norm=float(step.norm()),
@@ -299,7 +301,9 @@ def erase_from(
         swing=trust.swing,
         strain=None if trust.strain is None else curvature.strain + trust.strain,
         stretch=trust.stretch,
-        predicted_change=float(data_gradient.double() @ (theta - origin).double()) / samples.count,
+        bend=trust.bend,
+        residual_step=_residual_step(curvature, scale * solved.solution),
+        predicted_change=float(slope.double() @ (theta - origin).double()) / samples.count,
         seconds=time.perf_counter() - started,
     )
     health = None if probe is None else look_at(probe, problem, erased_problem, samples, curvature.n)
@@ -411,6 +415,14 @@ def _curvature_after(
         mean_loss=None,
         joint=JointState(origin, removed, leave_out, _samples_at_origin(curvature)) if joint else None,
     )
+
+
+def _residual_step(curvature: Curvature, step: Tensor) -> float | None:
+    """‖M⁻¹ n∇L(θ*)‖ over the length of the step: what the training of a linear model left of the way to its minimum."""
+    if curvature.linear is None or curvature.gradient is None:
+        return None
+    left = curvature.structure.solve(_gradient_sum(curvature).to(step.dtype))
+    return float(left.norm() / step.norm().clamp_min(torch.finfo(step.dtype).tiny))
 
 
 def _scores_after(curvature: Curvature, remaining: ScoreSums | None, trust: Trust, policy: str) -> dict[str, Any]:

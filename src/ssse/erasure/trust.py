@@ -1,30 +1,36 @@
 """How far one step can be trusted, from the forgotten samples and two sums kept since the fit alone.
 
 One step is exact where the curvature stays as it is. It changes with the scores: by at most the factor e^|δ| where a
-sample's scores move by δ. Three numbers say how much of that there is; what they are worth was measured against
+sample's scores move by δ. Four numbers say how much of that there is; what they are worth was measured against
 retrained models (benchmarks/verdicts.py):
 
-    swing     how far the scores of S move, on average over S
+    swing     how far the scores of S move, all but the last twentieth of them
     strain    how far the scores of those who stay move, as their curvature weighs them: √(uᵀG₋u / mass)
     stretch   ½ uᵀG₋u ‖θ‖ / (θᵀM₋θ ‖u‖)
+    bend      ‖M⁻¹(g_S(θ̂) − g_S(θ*) − H_S u)‖ / ‖u‖ · uᵀG₋u / uᵀH_S u
 
-with u the step, G₋ = RᵀR − R_SᵀR_S, M₋ = G₋ + (n−k)λI. Nothing of this needs the samples that stay: M₋u is what was
-solved for. `stretch`: whichever way scores move, they move where the curvature changes, and what that adds up to over
-all samples is a pull along θ itself. Where θ is long and u short, that is much of u.
+with u the step, H_S = R_SᵀR_S, G₋ = RᵀR − H_S, M₋ = G₋ + (n−k)λI. Nothing of this needs the samples that stay: M₋u is
+what was solved for. `stretch`: whichever way scores move, they move where the curvature changes, and what that adds
+up to over all samples is a pull along θ itself. Where θ is long and u short, that is much of u. `bend`: by how much
+the gradient on S turned out otherwise than the quadratic model says, as a step, and carried over from S to those who
+stay by how much curvature each of them has along u.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from ssse.curvature.structure import LeftOut
 from ssse.problem.batches import Batch
 from ssse.problem.problem import Problem
+from ssse.rows.held import StackedRows
+from ssse.rows.kinds import RowKind, measure
 from ssse.rows.score_sums import ScoreSums
+from ssse.verdict import MOST
 
 
 @dataclass(frozen=True)
@@ -34,44 +40,67 @@ class Trust:
     swing: float | None = None
     strain: float | None = None
     stretch: float | None = None
+    bend: float | None = None
     after: ScoreSums | None = None
 
 
-def measure_trust(
-    before: Problem,
-    erased: Problem,
-    batches: list[Batch],
-    solved: LeftOut,
-    scale: float,
-    right: Tensor,
-    ridge: float,
-    remaining: ScoreSums | None,
-) -> Trust:
-    """`before`: at the origin of the step `solved` times `scale`; `right`, `ridge`: M₋u = right, and its damping.
+@dataclass(frozen=True)
+class Step:
+    """A step that was taken, and what it was solved from.
 
-    `remaining`: the sums of those who stay, at the origin; None where they, or M₋, are not known.
+    Attributes:
+        before, after: the problem at both of its ends. batches: S.
+        u: the step itself. image: M₋u. ridge: (n−k)λ. All in float64.
+        rows, slope: R_S and the gradient of the loss on S, where it began.
     """
-    swing = _mean_swing(before, erased, batches)
-    if remaining is None:
-        return Trust(swing)
-    u, b, theta = (part.double() for part in (solved.solution, right, before.theta()))
-    u = scale * u
-    curved = max(scale * float(u @ b) - ridge * float(u @ u), 0.0)  # uᵀG₋u
-    across = scale * float(b @ theta) - ridge * float(u @ theta)  # uᵀG₋θ
-    after = ScoreSums(remaining.mass, max(remaining.energy + 2 * across + curved, 0.0))
+
+    before: Problem
+    after: Problem
+    batches: list[Batch]
+    u: Tensor
+    image: Tensor
+    ridge: float
+    rows: StackedRows
+    slope: Tensor
+
+    @property
+    def curved(self) -> float:
+        """uᵀG₋u."""
+        return max(float(self.u @ self.image) - self.ridge * float(self.u @ self.u), 0.0)
+
+
+def measure_trust(step: Step, remaining: ScoreSums, solve: Callable[[Tensor], Tensor]) -> Trust:
+    """Of a linear model. `remaining`: the sums of those who stay, where the step began; `solve`: M⁻¹v."""
+    u, ridge, theta = step.u, step.ridge, step.before.theta().double()
+    curved, length = step.curved, float(u.norm())
+    across = float(step.image @ theta) - ridge * float(u @ theta)  # uᵀG₋θ
     along = remaining.energy + ridge * float(theta @ theta)  # θᵀM₋θ
-    length = float(u.norm())
-    strain = math.sqrt(curved / remaining.mass) if remaining.mass else math.inf if curved else 0.0
     stretch = 0.5 * curved * float(theta.norm()) / (along * length) if along and length else 0.0
-    return Trust(swing, strain, stretch, after)
+    return Trust(
+        swing=measure_swing(step.before, step.after, step.batches),
+        strain=math.sqrt(curved / remaining.mass) if remaining.mass else math.inf if curved else 0.0,
+        stretch=stretch,
+        bend=_bend(step, solve),
+        after=ScoreSums(remaining.mass, max(remaining.energy + 2 * across + curved, 0.0)),
+    )
 
 
-def _mean_swing(before: Problem, erased: Problem, batches: list[Batch]) -> float | None:
-    total, count = 0.0, 0
-    for x, y in batches:
-        swing = before.loss.swing(erased.forward(x)[0] - before.forward(x)[0])
+def measure_swing(before: Problem, after: Problem, batches: list[Batch]) -> float | None:
+    found = []
+    for x, _ in batches:
+        swing = before.loss.swing(after.forward(x)[0] - before.forward(x)[0])
         if swing is None:
             return None
-        total += float(swing.sum(dtype=torch.float64))
-        count += len(y)
-    return total / count
+        found.append(swing.cpu().double().numpy())
+    return float(np.quantile(np.concatenate(found), MOST))
+
+
+def _bend(step: Step, solve: Callable[[Tensor], Tensor]) -> float:
+    dtype = step.slope.dtype
+    rotated = step.rows.times(step.u.to(dtype))
+    foreseen = step.slope + step.rows.transposed_times(rotated).to(dtype)
+    found = sum(measure(step.after, RowKind("empirical"), batch).gradient for batch in step.batches)
+    off, own, length = found - foreseen, float(rotated.double().square().sum()), float(step.u.norm())
+    if not own or not length:  # S has no curvature along u: nothing that could be carried over
+        return 0.0 if not bool(off.any()) else math.inf
+    return float(solve(off).norm()) / length * step.curved / own

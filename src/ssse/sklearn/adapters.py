@@ -122,7 +122,8 @@ class Adapter(ABC):
         wanted, after = self.labels(request.codes, request.weights), request.after
         for quadratic, labels, weights in zip(quadratics, wanted, self.weights(after), strict=True):
             taken = request.taken_from(quadratic, labels)
-            erased.append(quadratic.without(taken, request.coordinates, weights, after.samples, joint=request.joint))
+            one = quadratic.without(taken, request.coordinates, weights, after.samples, joint=request.joint)
+            erased.append(quadratic.compared(one, taken, request.design, labels))
         return erased
 
     def write(

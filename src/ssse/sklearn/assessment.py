@@ -21,6 +21,7 @@ SAME_AFTER_REFINING = (
     "swing",
     "strain",
     "stretch",
+    "bend",
     "leverage_max",
     "loss_before",
     "correction",
@@ -61,6 +62,7 @@ def assess_step(
         swing=measures.swing,
         strain=measures.strain,
         stretch=measures.stretch,
+        bend=measures.bend,
         leverage_max=measures.leverage,
         step_norm=moved,
         relative_step=None if moved is None else moved / max(size, 1e-300),
@@ -76,7 +78,8 @@ def assess_refined(
     if last is None:
         measures = StepMeasures(due=moved or 0.0)
     else:
-        measures = StepMeasures(due=last.due or 0.0, swing=last.swing, strain=last.strain, stretch=last.stretch)
+        known = {name: getattr(last, name) for name in ("swing", "strain", "stretch", "bend")}
+        measures = StepMeasures(due=last.due or 0.0, **known)
     now = assess_step(policy, old, new, moved, new.distance + lost, measures, pipeline)
     now = replace(now, notes=(*now.notes, f"Refined with the {new.samples} samples that remain."))
     if last is None:

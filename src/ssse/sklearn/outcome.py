@@ -74,7 +74,7 @@ def _unproved(measures: StepMeasures, unproved: float, sums: TrainingSums) -> li
         return ["The curvature of the squared hinge jumps at the margin, so that no distance can be proved."]
     if sums.dropped:
         return ["A class has no samples left and was dropped: no distance from a refit without it is proved."]
-    reasons = distrust(measures.swing, measures.strain, measures.stretch)
+    reasons = distrust(measures)
     if measures.share < 1:
         reasons.append(
             f"Only {measures.share:.2g} of the step was taken: all of it would reach so far that it may well end above "

@@ -210,6 +210,18 @@ class Quadratic:
         after._check_curvature(self._data(), inverse if rows is None else rows @ inverse)
         return Erased(after._settled(coordinates, joint), leverage, self.theta, self.settled, after)
 
+    def compared(self, erased: Erased, taken: LossSums, design: np.ndarray, labels: Labels) -> Erased:
+        """With the gradient of what went where the model is now, against what the quadratic model foresaw."""
+        if self.loss.exact:
+            return erased
+        step, off, own = erased.quadratic.theta - self.anchor, np.zeros_like(self.anchor), 0.0
+        found = self.slopes_at(design, labels, erased.quadratic.theta)
+        for group, weight in enumerate(self.weights):
+            image = taken.rows[group].T @ (taken.rows[group] @ step) if taken.rows else taken.grams[group] @ step
+            off += weight * (found[group] - taken.slopes[group] - image)
+            own += weight * float((step * image).sum())
+        return replace(erased, off=self.solve(off), taken=own)
+
     def without_classes(
         self,
         taken: LossSums,
@@ -335,6 +347,8 @@ class Erased:
         before: where it was. settled: where its quadratic model had its minimum with them. Both without what a class
             that has vanished had of its own.
         start: without them, and where it was.
+        off: M⁻¹ times what the gradient of what went is off, at the new model, from what the quadratic model foresaw;
+            None where that was not looked at. taken: uᵀH_S u, their own curvature along the step.
     """
 
     quadratic: Quadratic
@@ -342,6 +356,8 @@ class Erased:
     before: np.ndarray
     settled: np.ndarray
     start: Quadratic
+    off: np.ndarray | None = None
+    taken: float = 0.0
 
     def shortened(self, share: float, coordinates: Coordinates) -> Erased:
         """After this share of the step; what is left of it stays in the slopes, and in the bound."""
