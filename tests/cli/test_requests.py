@@ -192,11 +192,11 @@ def test_only_ok_is_accepted_where_that_is_wanted(made):
     assert tried["details"]["verdict"] == "caution"
     before = made.weights()
     answer = call_json("erase", made.path, "--request", "a", "--ids", many, "--accept", "ok", code=3)
-    assert answer["reason"].startswith("The verdict is 'caution' and only 'ok' is accepted here: 25.0%")
-    assert answer["entries"][-1]["details"]["diagnostics"]["reasons"]
+    first = answer["entries"][-1]["details"]["diagnostics"]["reasons"][0]
+    assert answer["reason"].startswith(f"The verdict is 'caution' and only 'ok' is accepted here: {first}")
     assert all(torch.equal(before[name], value) for name, value in made.weights().items())
     text, _ = call("erase", made.path, "--request", "a", "--ids", many)
-    assert "Verdict: caution.\n  because 25.0%" in text
+    assert f"Verdict: caution.\n  because {first}" in text
 
 
 def test_everything_cannot_be_erased(made):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
+from ssse.erasure.erase import Erasure
 from ssse.erasure.erase import erase as erase_or_refuse
 
-erase = partial(erase_or_refuse, force=True)
+erase: Callable[..., Erasure] = partial(erase_or_refuse, force=True)

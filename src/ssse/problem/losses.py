@@ -87,7 +87,7 @@ class CrossEntropy(Loss):
     """Softmax: ℓ = −log p_y, y a class index."""
 
     name = "cross_entropy"
-    response = "softmax"
+    response: Response = "softmax"
 
     def check(self, y: Tensor, shape: torch.Size) -> None:
         if y.is_floating_point() or y.dim() != 1:
@@ -134,7 +134,7 @@ class BinaryCrossEntropy(Loss):
     """Independent logistic attributes on logits: ℓ = −Σ_a log p(y_a), y ∈ {0, 1} per attribute."""
 
     name = "binary_cross_entropy"
-    response = "logistic"
+    response: Response = "logistic"
 
     def check(self, y: Tensor, shape: torch.Size) -> None:
         _check_same_shape(shape, y, "0/1 value")
@@ -171,7 +171,7 @@ class SquaredError(Loss):
     """ℓ = ½‖z − y‖², the negative log-likelihood of a unit Gaussian (F.mse_loss is 2/c of this)."""
 
     name = "mse"
-    response = "constant"
+    response: Response = "constant"
 
     def check(self, y: Tensor, shape: torch.Size) -> None:
         _check_same_shape(shape, y, "number")
