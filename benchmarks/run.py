@@ -1,6 +1,6 @@
 """Run all benchmarks, or those named, one after another, each in a process of its own.
 
-python benchmarks/run.py                       all of them, about three quarters of an hour
+python benchmarks/run.py                       all of them, about an hour
 python benchmarks/run.py dense_fit precision   these two
 """
 
@@ -31,6 +31,7 @@ SUBJECTS = (
     "thousand_requests",
     "sklearn_refits",
     "sklearn_speed",
+    "verdicts",
     "shortened_steps",
 )
 
