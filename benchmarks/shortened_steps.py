@@ -1,8 +1,8 @@
 """First requests to scikit-learn classifiers, whole steps beside those that are shortened where they reach too far.
 
 Each is compared with the refit: the distance ‖θ̂ − θ₋S‖/‖θ* − θ₋S‖ (0 = refit, 1 = nothing erased), and whether the
-objective over what stays ends above where it began. The rule was chosen on the first six data sets, and mended once when
-the others showed what it missed.
+objective over what stays ends above where it began. The rule was chosen on the first six data sets, and mended once
+when the others showed what it missed.
 
 C from 0.01 to 1,000; one sample, 1 %, 10 % and 30 % at random, half of a class, all of it but one sample, and 5 % of
 the data that has wrong labels. θ* and θ₋S: scikit-learn's "newton-cholesky" and LinearSVC(dual=False) to 1e-10.
@@ -67,8 +67,8 @@ def main(folder: Path) -> None:
             far = sum(case.taken[0] > FAR for case in near)
             good = sum(case.whole[0] <= FAR for case in cases)
             report.notes.append(
-                f"{make.__name__}, {name}: ok is said of {len(near)}, of which {far} end further away than {FAR}; {good} of "
-                f"{len(cases)} are nearer than that."
+                f"{make.__name__}, {name}: ok is said of {len(near)}, of which {far} end further away than {FAR}; "
+                f"{good} of {len(cases)} are nearer than that."
             )
             if make is logistic:
                 report.at_most(f"{name}: steps that end above where they began", rows[-1][3], 0)
