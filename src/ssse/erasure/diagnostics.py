@@ -36,6 +36,7 @@ class Diagnostics(Assessment):
         leverage_sum: of all leverages of S, the number of parameters that S pays for. leverages: the largest first.
         predicted_change: of the mean loss on S, to first order.
         response: how the curvature of the loss answers a change of scores; of models not linear in θ, "unknown".
+        swing_max: how far the scores of any sample of S move.
         residual_step: ‖M⁻¹ n∇L(θ*)‖ of a linear model, over the length of the step: how far from its minimum it was.
         reach: ‖θ̂−θ*‖/‖θ*‖, as `relative_step`, but from where a joint stream began.
         decay_estimate: ŵ as the gradient tells it, where it contradicts the weight decay given; otherwise None.
@@ -56,6 +57,7 @@ class Diagnostics(Assessment):
     response: Response = "unknown"
     reach: float | None = None
     residual_step: float | None = None
+    swing_max: float | None = None
     decay_estimate: float | None = None
 
     @property

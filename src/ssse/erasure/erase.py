@@ -25,7 +25,7 @@ from ssse.erasure.policy import Policy
 from ssse.erasure.probe import look_at
 from ssse.erasure.refusal import CANNOT_BE_RIGHT, blind, impossible
 from ssse.erasure.request import Samples, check_settings, matching_view, read_matching
-from ssse.erasure.trust import Step, Trust, measure_swing, measure_trust
+from ssse.erasure.trust import Step, Trust, measure_swings, measure_trust, trust_by_swing
 from ssse.errors import DoesNotFit, InvalidSetting, Refused
 from ssse.problem.batches import Batch
 from ssse.problem.fingerprint import Fingerprint
@@ -285,13 +285,14 @@ def erase_from(
     if not math.isfinite(loss_after):
         raise Refused(diagnostics.refused("The erased model's loss on the forgotten samples is NaN or infinite."))
     remaining = None if curvature.scores is None or taken is None else curvature.scores - taken
-    trust = Trust(measure_swing(request.problem, erased_problem, samples.batches))
-    if remaining is not None and rows is not None and trust.swing is not None:
+    swings = measure_swings(request.problem, erased_problem, samples.batches)
+    trust = trust_by_swing(swings)
+    if remaining is not None and rows is not None and swings is not None:
         u, ridge = scale * solved.solution.double(), curvature.ridge_without(samples.count)
         taken_step = Step(
             request.problem, erased_problem, samples.batches, u, scale * right.double(), ridge, rows, slope
         )
-        trust = measure_trust(taken_step, remaining, curvature.structure.solve)
+        trust = measure_trust(taken_step, swings, remaining, curvature.structure.solve)
     diagnostics = replace(
         diagnostics,
         step_norm=float(step.norm()),
@@ -299,6 +300,7 @@ def erase_from(
         reach=_relative(theta - origin, origin),
         loss_after=loss_after,
         swing=trust.swing,
+        swing_max=trust.swing_max,
         strain=None if trust.strain is None else curvature.strain + trust.strain,
         stretch=trust.stretch,
         bend=trust.bend,

@@ -57,7 +57,7 @@ def impossible(measured: Diagnostics, curvature: Curvature) -> list[str]:
 
 def blind(measured: Diagnostics, curvature: Curvature) -> list[str]:
     """Why what stays does not hold the step of a linear model, in words and numbers; none if it does."""
-    leverage, swing = measured.leverage_max, measured.swing
+    leverage, swing = measured.leverage_max, measured.swing_max
     if curvature.linear is None or leverage is None or swing is None:
         return []
     if leverage <= TRUSTED_LEVERAGE or swing <= BLIND_SWING:

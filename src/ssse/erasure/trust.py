@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
@@ -35,9 +35,10 @@ from ssse.verdict import MOST
 
 @dataclass(frozen=True)
 class Trust:
-    """`after`: the sums at the erased model, for the next request."""
+    """`swing_max`: of all of S. `after`: the sums at the erased model, for the next request."""
 
     swing: float | None = None
+    swing_max: float | None = None
     strain: float | None = None
     stretch: float | None = None
     bend: float | None = None
@@ -69,15 +70,15 @@ class Step:
         return max(float(self.u @ self.image) - self.ridge * float(self.u @ self.u), 0.0)
 
 
-def measure_trust(step: Step, remaining: ScoreSums, solve: Callable[[Tensor], Tensor]) -> Trust:
+def measure_trust(step: Step, swings: np.ndarray, remaining: ScoreSums, solve: Callable[[Tensor], Tensor]) -> Trust:
     """Of a linear model. `remaining`: the sums of those who stay, where the step began; `solve`: M⁻¹v."""
     u, ridge, theta = step.u, step.ridge, step.before.theta().double()
     curved, length = step.curved, float(u.norm())
     across = float(step.image @ theta) - ridge * float(u @ theta)  # uᵀG₋θ
     along = remaining.energy + ridge * float(theta @ theta)  # θᵀM₋θ
     stretch = 0.5 * curved * float(theta.norm()) / (along * length) if along and length else 0.0
-    return Trust(
-        swing=measure_swing(step.before, step.after, step.batches),
+    return replace(
+        trust_by_swing(swings),
         strain=math.sqrt(curved / remaining.mass) if remaining.mass else math.inf if curved else 0.0,
         stretch=stretch,
         bend=_bend(step, solve),
@@ -85,14 +86,20 @@ def measure_trust(step: Step, remaining: ScoreSums, solve: Callable[[Tensor], Te
     )
 
 
-def measure_swing(before: Problem, after: Problem, batches: list[Batch]) -> float | None:
+def trust_by_swing(swings: np.ndarray | None) -> Trust:
+    """What is known of any model: how far the scores of S move."""
+    return Trust() if swings is None else Trust(float(np.quantile(swings, MOST)), float(swings.max()))
+
+
+def measure_swings(before: Problem, after: Problem, batches: list[Batch]) -> np.ndarray | None:
+    """Of every sample of S, shape (k,); None where the loss is one that scores mean nothing to, or not known."""
     found = []
     for x, _ in batches:
         swing = before.loss.swing(after.forward(x)[0] - before.forward(x)[0])
         if swing is None:
             return None
         found.append(swing.cpu().double().numpy())
-    return float(np.quantile(np.concatenate(found), MOST))
+    return np.concatenate(found)
 
 
 def _bend(step: Step, solve: Callable[[Tensor], Tensor]) -> float:
