@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import ssse
 from ssse.erasure.health import staying
-from ssse.erasure.refusal import IMPOSSIBLE_STEP
+from ssse.erasure.refusal import IMPOSSIBLE_STEP, IMPOSSIBLE_STEP_OF_FEW
 from ssse.errors import InvalidData
-from tests.support import digits, problems
+from tests.support import digits, problems, workspaces
 from tests.support.refusals import attempt, refused, snapshot
 
 
@@ -115,6 +115,27 @@ def test_least_squares_is_exact_at_any_length():
     assert float(next(erasure.model.parameters()).detach()) == pytest.approx(1, abs=1e-4)
     assert erasure.diagnostics.relative_step is not None
     assert erasure.diagnostics.relative_step > 100 * IMPOSSIBLE_STEP
+
+
+@pytest.mark.parametrize("share", [0.2, 0.4, 0.58])
+def test_a_step_is_not_long_because_there_was_little_to_learn(share):
+    """Labels by chance: θ is nearly 0, and what a share of one class has to change is many times as long."""
+    x, y = workspaces.data(1000, 3, 2)
+    model = workspaces.train(x, y, 2)
+    curvature = ssse.Curvature.fit(model, "cross_entropy", [(x, y)], weight_decay=workspaces.DECAY, progress=False)
+    ones = (y == 1).nonzero().flatten()
+    gone = ones[: round(share * len(ones))]
+    stays = torch.ones(len(y), dtype=torch.bool)
+    stays[gone] = False
+    erasure = ssse.erase(model, curvature, forget=[(x[gone], y[gone])])
+    found = erasure.diagnostics
+    assert found.relative_step is not None
+    assert found.relative_step > IMPOSSIBLE_STEP_OF_FEW
+    before, after, retrained = (
+        nn.utils.parameters_to_vector(of.parameters()).detach()
+        for of in (model, erasure.model, workspaces.train(x[stays], y[stays], 2))
+    )
+    assert (after - retrained).norm() < 0.1 * (before - retrained).norm()
 
 
 def test_the_probe_is_measured_and_shown():

@@ -206,3 +206,20 @@ def test_the_squared_hinge_is_never_vouched_for():
     eraser.erase(data.x[:2], data.y[:2])
     assert eraser.outcome_.verdict == "caution"
     assert eraser.outcome_.strain < TRUSTED_STRAIN
+
+
+@pytest.mark.parametrize("share", [0.02, 0.2, 0.4])
+def test_a_step_is_not_too_long_because_there_was_little_to_learn(share):
+    """Labels by chance: θ is nearly 0, and what a share of one class has to change is longer."""
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(5000, 3)), generator.integers(0, 2, 5000)
+    model = LogisticRegression(tol=1e-10, max_iter=1000).fit(x, y)
+    ones = np.flatnonzero(y == 1)
+    gone = ones[: round(share * len(ones))]
+    eraser = Eraser(model).fit(x, y)
+    erased = eraser.erase(x[gone], y[gone])
+    stays = np.setdiff1d(np.arange(len(y)), gone)
+    refit = LogisticRegression(tol=1e-10, max_iter=1000).fit(x[stays], y[stays])
+    before, after, wanted = (np.append(one.coef_, one.intercept_) for one in (model, erased, refit))
+    assert np.linalg.norm(after - before) > np.linalg.norm(before)
+    assert np.linalg.norm(after - wanted) < 0.1 * np.linalg.norm(before - wanted)

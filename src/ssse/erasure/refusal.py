@@ -18,6 +18,9 @@ FEW = 0.3  # of the samples: no class of two, and hardly one of three
 # is no minimum of the objective that the curvature was told of (networks never quite are).
 LONG_STEP = 1.0
 EXPLODING_FACTOR = 10.0
+# Where there was little to learn, θ is next to nothing and no measure of a step: of linear models at their minimum
+# whose labels hardly depend on the inputs, steps many times as long as θ are right if they move scores by less.
+SHORT_SWING = 4.0
 EXACT_RESIDUAL = 0.1  # up to here a least-squares model is at its minimum, where its step is exact at any length
 CANNOT_BE_RIGHT = (
     "Such a step cannot be right. Is the weight decay the one of the training objective (1/n) Σ loss + (w/2)‖θ‖², and "
@@ -35,6 +38,9 @@ def impossible(measured: Diagnostics, curvature: Curvature) -> list[str]:
     moved, imbalance = max(measured.relative_step or 0.0, measured.reach or 0.0), measured.imbalance
     linear = curvature.linear is not None
     if linear and curvature.loss == "mse" and imbalance is not None and imbalance <= EXACT_RESIDUAL:
+        return []
+    stationary = imbalance is not None and imbalance <= LARGE_RESIDUAL
+    if linear and stationary and measured.swing is not None and measured.swing <= SHORT_SWING:
         return []
     length = f"The step is {moved:.3g} times as long as θ"
     few = measured.k + measured.erased <= FEW * (measured.n + measured.erased)  # `reach` is of all of them

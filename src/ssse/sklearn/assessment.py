@@ -26,6 +26,7 @@ SAME_AFTER_REFINING = (
     "loss_before",
     "correction",
 )
+SHORT_SWING = 2.0  # up to which a step is not too long, however short θ is
 TOO_LONG = (
     "The step would be {:.3g} times as long as the coefficients, too far for one step. These samples were not in the "
     "training data in this form (other preprocessing, other labels?), or they are too many: erase fewer at a time."

@@ -17,6 +17,7 @@ from ssse.erasure.policy import Policy, check_policy
 from ssse.errors import InvalidData, InvalidSetting, ModelMismatch, NotPositiveDefinite, PrecisionLost, Refused
 from ssse.sklearn.adapters import ClassCounts, ErasureRequest
 from ssse.sklearn.assessment import (
+    SHORT_SWING,
     TOO_FAR_AWAY,
     TOO_LONG,
     assess_refined,
@@ -139,7 +140,9 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
             raise Refused(refuse_step(self.policy, sums, len(weights), str(error))) from error
         whole = _whole(self.estimator_, inner)
         moved, size = distance_between(sums, new), float(np.linalg.norm(sums.parameters()))
-        if moved is not None and not new.exact and (whole_step := moved / measures.share) > TOO_FAR * size:
+        # Of a model that had little to learn θ is short, and a step may be longer that hardly moves scores.
+        small = measures.swing is not None and measures.swing <= SHORT_SWING
+        if moved is not None and not (new.exact or small) and (whole_step := moved / measures.share) > TOO_FAR * size:
             raise Refused(
                 refuse_request(self.policy, sums, len(weights), TOO_LONG.format(whole_step / max(size, 1e-300)))
             )
