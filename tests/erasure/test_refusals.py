@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -20,10 +21,12 @@ from tests.support.refusals import attempt, refused, snapshot
 
 @cache
 def fitted(decay: float) -> ssse.Curvature:
+    """As of a file that an earlier version wrote: what the gradient says of the weight decay is not known."""
     data = [digits.training_data()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ssse.DoubtfulSetting)  # a wrong one is meant
-        return ssse.Curvature.fit(digits.model(), "cross_entropy", data, weight_decay=decay, progress=False)
+        curvature = ssse.Curvature.fit(digits.model(), "cross_entropy", data, weight_decay=decay, progress=False)
+    return replace(curvature, decay_estimate=None)
 
 
 def batch(places: list[int]) -> list[tuple[Tensor, Tensor]]:
@@ -56,7 +59,7 @@ def test_a_step_that_is_forced_is_taken_and_says_so():
     found = erasure.diagnostics
     assert (found.forced, found.verdict) == (True, "caution")
     assert found.reasons[0].startswith("Taken by force: The step is ")
-    assert "was not trained with the weight decay" in " ".join(found.reasons)  # what else is to be said comes after it
+    assert "not stationary" in " ".join(found.reasons)  # what else is to be said comes after it
     assert found.to_dict()["forced"] is True
     assert digits.accuracy(model) > 0.88
     assert digits.accuracy(erasure.model) < 0.4  # this is what would have been served

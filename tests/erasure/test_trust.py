@@ -226,3 +226,60 @@ def test_a_model_that_was_not_trained_to_its_end_is_not_ok():
     assert found.diagnostics.residual_step == pytest.approx(1, rel=0.3)
     assert found.diagnostics.verdict == "caution"
     assert any("not stationary" in reason for reason in found.diagnostics.reasons)
+
+
+def test_float32_sees_the_same_bend():
+    """The difference that it is made of is far below the rounding of a float32 gradient."""
+    sample = problems.converged(problems.linear("cross_entropy", n=200, seed=1), 1e-3)
+    single = problems.Sample("single", copy.deepcopy(sample.model).float(), sample.loss, sample.x.float(), sample.y)
+    for place in range(5):
+        found = [
+            ssse.erase(
+                one.model,
+                ssse.Curvature.fit(one.model, one.loss, one.data, weight_decay=1e-3, progress=False),
+                forget=one.part(slice(place, place + 1)),
+            ).diagnostics.bend
+            for one in (sample, single)
+        ]
+        assert found[0] is not None
+        assert found[1] == pytest.approx(found[0], rel=0.1, abs=1e-3)
+
+
+def test_a_subclass_of_a_loss_is_a_loss_of_ones_own():
+    class Poisson(nn.MSELoss):
+        def forward(self, input: Tensor, target: Tensor) -> Tensor:
+            return (torch.exp(input) - target * input).sum()
+
+    sample = problems.linear("mse", c=1, n=60)
+    curvature = ssse.Curvature.fit(sample.model, Poisson(), [(sample.x, sample.y.abs())], damping=0.1, progress=False)
+    found = ssse.erase(sample.model, curvature, Poisson(), [(sample.x[:2], sample.y[:2].abs())], force=True)
+    assert any("a function of your own" in reason for reason in found.diagnostics.reasons)
+
+
+def test_a_refined_model_has_rows_of_another_place():
+    """Bringing a model to its minimum does not bring its curvature along: the next step is not vouched for."""
+    x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
+    x, y = x[y < 3] / 16, y[y < 3]
+    start = nn.Linear(64, 3).double().eval()
+    nn.init.normal_(start.weight, std=1e-3)
+    nn.init.zeros_(start.bias)
+    curvature = ssse.Curvature.fit(start, "cross_entropy", [(x, y)], weight_decay=1e-2, progress=False)
+    refined = ssse.refine(start, curvature, None, [(x, y)], steps=50, progress=False)
+    assert refined.converged
+    found = ssse.erase(refined.model, refined.curvature, forget=[(x[:40], y[:40])]).diagnostics
+    assert found.verdict == "caution"
+
+
+def test_a_decay_that_the_gradient_contradicts_stays_in_doubt():
+    """Also after a rebase, where the gradient is not known any more; ten times off it is refused."""
+    sample = problems.converged(problems.linear("cross_entropy", n=300), 1e-2)
+
+    def fitted(decay: float) -> ssse.Curvature:
+        with pytest.warns(ssse.DoubtfulSetting):
+            return ssse.Curvature.fit(sample.model, sample.loss, sample.data, weight_decay=decay, progress=False)
+
+    first = ssse.erase(sample.model, fitted(5e-2), forget=sample.part(slice(0, 3)))
+    second = ssse.erase(first.model, first.curvature, forget=sample.part(slice(3, 6))).diagnostics
+    assert any("was not trained with the weight decay" in reason for reason in second.reasons)
+    with pytest.raises(ssse.Refused, match=r"trained with a weight decay of 0\.01"):
+        ssse.erase(sample.model, fitted(1e-5), forget=sample.part(slice(0, 1)))

@@ -223,3 +223,24 @@ def test_a_step_is_not_too_long_because_there_was_little_to_learn(share):
     before, after, wanted = (np.append(one.coef_, one.intercept_) for one in (model, erased, refit))
     assert np.linalg.norm(after - before) > np.linalg.norm(before)
     assert np.linalg.norm(after - wanted) < 0.1 * np.linalg.norm(before - wanted)
+
+
+def test_a_doubt_stays_until_the_curvature_is_taken_anew(tmp_path):
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(600, 4))
+    scores = x @ (3 * rng.normal(size=4)) + 0.1 * rng.normal(size=600)
+    y = (scores > 0).astype(int)
+    eraser: Any = Eraser(fitted(tight(C=1e4), x, y)).fit(x, y)
+    eraser.erase(x[:60], y[:60])
+    assert eraser.outcome_.verdict == "caution"
+    sure = 60 + np.argsort(-np.abs(scores[60:]))[:2]
+    eraser.erase(x[sure[:1]], y[sure[:1]])
+    assert any("An earlier request was not vouched for" in reason for reason in eraser.outcome_.reasons)
+    eraser.save(tmp_path / "eraser")
+    again: Any = Eraser.load(tmp_path / "eraser", eraser.estimator_)
+    assert again.sums_.doubted
+    stays = np.setdiff1d(np.arange(60, 600), sure[:1])
+    eraser.refine(x[stays], y[stays], steps=20, curvature=False)
+    assert eraser.sums_.doubted
+    eraser.refine(x[stays], y[stays], steps=20)
+    assert not eraser.sums_.doubted

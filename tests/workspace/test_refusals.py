@@ -59,8 +59,8 @@ def states(path: Path) -> dict[str, bytes | str]:
 def test_a_step_that_would_destroy_the_model_is_refused(made):
     before = states(made.path)
     text, _ = call("erase", made.path, "--request", "r", "--ids", IDS, code=3)
-    assert "Refused: The step is" in text
-    assert "cannot be right" in text
+    assert "Refused: By its gradient θ* was trained with a weight decay of 0.01" in text
+    assert "Fit again with --set fit.weight_decay=0.01" in text
     assert states(made.path) == before
     assert torch.equal(made.weights()["weight"], digits.model().weight)
     entry = call_json("log", made.path, "--request", "r")["entries"][-1]
@@ -75,7 +75,7 @@ def test_by_force_it_is_taken_and_recorded(made):
     call("erase", made.path, "--request", "r", "--ids", IDS, code=3)
     text, _ = call("erase", made.path, "--request", "r", "--ids", IDS, "--force")
     assert "Verdict: caution, taken by force." in text
-    assert "because Taken by force: The step is" in text
+    assert "because Taken by force: By its gradient" in text
     entries = call_json("log", made.path, "--request", "r")["entries"]
     assert [entry["kind"] for entry in entries] == ["received", "refused", "received", "erased", "sealed"]
     details = entries[3]["details"]
@@ -86,11 +86,12 @@ def test_by_force_it_is_taken_and_recorded(made):
     call("report", made.path)
     page = (made.path / "report.html").read_text()
     assert "▲ caution, by force" in page
-    assert "Taken by force: The step is" in page
+    assert "Taken by force: By its gradient" in page
 
 
-def test_force_is_not_what_was_not_needed(made):
-    call("erase", made.path, "--request", "one", "--ids", "3", "--force")
+def test_force_is_not_what_was_not_needed(tmp_path):
+    made = workspaces.make(tmp_path)
+    call("erase", made.path, "--request", "one", "--ids", "s3", "--force")
     details = call_json("log", made.path, "--request", "one")["entries"][1]["details"]
     assert details["forced"] is False
 

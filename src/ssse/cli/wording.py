@@ -8,6 +8,12 @@ SECTIONS = ("fit", "erase", "calibrate", "evaluate")
 # dtype=torch.float64, policy='joint', rows="empirical", leave_out=False, rank=100, memory_budget=
 ARGUMENT = re.compile(r"""(?<![\w.=(])(?P<name>[a-z_]+)=(?:torch\.)?(?P<quote>["']?)(?P<value>[\w.+-]*\w)?(?P=quote)""")
 CONSTANTS = {"True": "true", "False": "false"}
+PHRASES = {
+    "Refine with the data that remains, if it is there.": "ssse.refine, in Python, goes on with what remains.",
+    "or take the step by force and refine with the data that remains.": "or take the step with --force.",
+    "To take the step all the same, force it.": "To take the step all the same: --force.",
+    "or correct for it (residual).": "or correct for it (--set erase.residual=true).",
+}
 
 
 def as_settings(text: str) -> str:
@@ -25,4 +31,6 @@ def as_settings(text: str) -> str:
             return found[0]
         return f"--set {places[name]}.{name}={CONSTANTS.get(value, value)}"
 
+    for words, here in PHRASES.items():
+        text = text.replace(words, here)
     return ARGUMENT.sub(setting, text)

@@ -90,6 +90,7 @@ class Curvature:
     doubted: bool = False  # whether a step since the fit was not vouched for
     scores: ScoreSums | None = None
     strain: float = 0.0  # of all steps since the fit: by how much the scores of those who stay have moved
+    decay_estimate: float | None = None  # ŵ as the gradient told it at the fit, where it contradicts w
     repeats: int | None = None  # samples that are the same as another, at most so many now; None: not counted
     group: int = 1024
     created: str = field(default_factory=now)
@@ -183,6 +184,7 @@ class Curvature:
             chosen=str(fitted.plan),
             reason=fitted.plan.reason,
             notes=(*((part_note(problem.layout),) if partial else ()), *fitted.notes, *doubt),
+            decay_estimate=max(found.value, 0.0) if doubt and found is not None else None,
             repeats=fitted.repeats,
             partial=partial,
             scores=fitted.scores,
@@ -282,6 +284,7 @@ class Curvature:
             "doubted": self.doubted,
             "scores": None if self.scores is None else asdict(self.scores),
             "strain": self.strain,
+            "decay_estimate": self.decay_estimate,
             "repeats": self.repeats,
             "group": self.group,
             "chosen": self.chosen,
@@ -320,6 +323,7 @@ class Curvature:
             doubted=manifest.get("doubted", False),
             scores=ScoreSums(**manifest["scores"]) if manifest.get("scores") else None,
             strain=manifest.get("strain", 0.0),
+            decay_estimate=manifest.get("decay_estimate"),
             repeats=manifest.get("repeats"),
             group=manifest["group"],
             created=manifest["created"],

@@ -16,6 +16,7 @@ from ssse.problem.parameters import Layout
 # Measured on models trained by SGD, Adam and L-BFGS: mini-batches leave a gradient nearly orthogonal to θ, so that ŵ is
 # right to 20 % even where it explains little; what training has not finished makes it too large, and never too small.
 MATTERS = 1.5  # a factor
+ROUNDING = 1e-12  # a weight decay that no training has
 EXPLAINED = 0.3  # of ‖∇ℓ̄‖ may be left where ŵ is to be believed, whatever it is
 CERTAIN = 3.0  # standard errors below, where it is to be believed to be smaller
 NEAR = 0.15  # relative, of a ratio that has a usual cause
@@ -40,7 +41,7 @@ class DecayEstimate:
     def contradicts(self, given: float) -> bool:
         """Whether the model cannot have been trained with the weight decay that was given."""
         if self.value >= given:
-            return self.residual <= EXPLAINED and self.value > MATTERS * given
+            return self.residual <= EXPLAINED and self.value > MATTERS * max(given, ROUNDING)
         # Of a model that was trained at all: the decay given would pull harder than all that holds against it.
         trained = self.noise <= given and self.value >= -CERTAIN * self.error
         return trained and self.value + CERTAIN * self.error < given / MATTERS

@@ -13,16 +13,17 @@ from ssse.erasure.copies import note_on_copies
 from ssse.erasure.request import Samples
 from ssse.problem.losses import Response
 from ssse.problem.problem import Problem
-from ssse.verdict import Assessment, distrust, number
+from ssse.verdict import TRUSTED_LEVERAGE, Assessment, distrust, number
 
 UNCOUPLED = ("binary_cross_entropy", "mse")  # losses whose outputs do not interact
 
 # Past these, one step is still taken but no longer vouched for.
 LARGE_FRACTION = 0.10
-LARGE_LEVERAGE = 0.90
+LARGE_LEVERAGE = TRUSTED_LEVERAGE
 LARGE_STEP = 0.50
 LARGE_RESIDUAL = 0.50
 LARGE_RESIDUAL_STEP = 0.20
+LARGE_CORRECTION = 0.50
 LINEARISATION_FACTOR = 3.0
 
 
@@ -86,6 +87,11 @@ def judge(measured: Diagnostics) -> list[str]:
         reasons.append(
             f"θ* was not trained with the weight decay that the curvature was told of, by its gradient rather with "
             f"{measured.decay_estimate:.3g}. Fit again with that one."
+        )
+    elif measured.residual and measured.residual_step is not None and measured.residual_step > LARGE_CORRECTION:
+        reasons.append(
+            f"What the training left, which residual corrects for, is {measured.residual_step:.2g} of the step: if the "
+            "objective is not the one that was trained on (another weight decay?), that goes somewhere else."
         )
     elif not measured.residual and (reason := _not_stationary(measured)):
         reasons.append(f"{reason} Train further, or correct for it (residual).")

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from ssse.curvature.curvature import Curvature, JointState
-from ssse.curvature.decay import estimate_decay
 from ssse.curvature.fit import bind_data
 from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.matrix_free import MatrixFreeStructure
@@ -23,7 +22,7 @@ from ssse.erasure.diagnostics import Diagnostics, doubts, judge, notes_on
 from ssse.erasure.health import ruin, worsening
 from ssse.erasure.policy import Policy
 from ssse.erasure.probe import look_at
-from ssse.erasure.refusal import CANNOT_BE_RIGHT, blind, impossible
+from ssse.erasure.refusal import CANNOT_BE_RIGHT, blind, contradicted, impossible
 from ssse.erasure.request import Samples, check_settings, matching_view, read_matching
 from ssse.erasure.trust import Step, Trust, measure_swings, measure_trust, trust_by_swing
 from ssse.errors import DoesNotFit, InvalidSetting, Refused
@@ -267,7 +266,7 @@ def erase_from(
         policy=policy,
         gradient_norm=None if curvature.gradient is None else float(curvature.gradient.norm()),
         forget_gradient_norm=float(gradient.norm()),
-        decay_estimate=_doubted_decay(curvature, origin),
+        decay_estimate=curvature.decay_estimate,
         leverage_max=_known(float(solved.leverages[0])) if leave_out else None,
         leverage_sum=_known(solved.leverage_sum) if leave_out else None,
         leverages=tuple(v for v in solved.leverages.tolist() if not math.isnan(v)) if leave_out else (),
@@ -289,9 +288,7 @@ def erase_from(
     trust = trust_by_swing(swings)
     if remaining is not None and rows is not None and swings is not None:
         u, ridge = scale * solved.solution.double(), curvature.ridge_without(samples.count)
-        taken_step = Step(
-            request.problem, erased_problem, samples.batches, u, scale * right.double(), ridge, rows, slope
-        )
+        taken_step = Step(request.problem, erased_problem, samples.batches, u, scale * right.double(), ridge)
         trust = measure_trust(taken_step, swings, remaining, curvature.structure.solve)
     diagnostics = replace(
         diagnostics,
@@ -315,6 +312,8 @@ def erase_from(
             raise Refused(diagnostics.refused("The erased model's loss on the probe is NaN or infinite."))
     refusal = impossible(diagnostics, curvature) + ([] if health is None else ruin(health))
     advice = [CANNOT_BE_RIGHT] if refusal else []
+    if wrong := contradicted(diagnostics, curvature):
+        refusal, advice = [*wrong, *refusal], []
     refusal = refusal or blind(diagnostics, curvature)
     if refusal and not force:
         raise Refused(diagnostics.refused(*refusal, *advice))
@@ -354,14 +353,6 @@ def _solve(curvature: Curvature, right: Tensor, rows: StackedRows | None, k: int
         solved = structure.leave_out(None, right, structure.ridge)  # with the solver's own account of its accuracy
         return replace(solved, solution=solved.solution * share)
     return LeftOut(structure.solve(right) * share, torch.zeros(1), 0.0, "", missing=missing)
-
-
-def _doubted_decay(curvature: Curvature, origin: Tensor) -> float | None:
-    """The weight decay that θ* was trained with, where it cannot have been the one that was given."""
-    if curvature.gradient is None:
-        return None
-    found = estimate_decay(curvature.gradient - curvature.weight_decay * origin, origin, curvature.layout)
-    return max(found.value, 0.0) if found is not None and found.contradicts(curvature.weight_decay) else None
 
 
 def _gradient_sum(curvature: Curvature) -> Tensor:

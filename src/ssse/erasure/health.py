@@ -65,7 +65,8 @@ def staying(labels: np.ndarray, forgotten: np.ndarray, n: int) -> np.ndarray:
     classes, counts = np.unique(labels, return_counts=True)
     gone = np.array([(forgotten == one).sum() for one in classes])
     limit = max(LEAVING, MORE_THAN_ALL * len(forgotten) / n)
-    leaving = classes[gone > limit * n * counts / len(labels)]
+    most = counts + NOISE * np.sqrt(counts)  # as many as there may be of a class, by the few that the probe has
+    leaving = classes[gone > limit * n * most / len(labels)]
     mask = ~np.isin(labels, leaving)
     return mask if mask.any() else np.ones(len(labels), dtype=bool)
 

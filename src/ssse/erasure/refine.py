@@ -30,7 +30,7 @@ from ssse.verdict import number
 
 Method = Literal["newton", "quasi-newton"]
 
-STALE = 2.0  # drift above which the stored curvature is no longer that of the refined model
+STALE = 1.1  # drift above which the stored curvature is no longer that of the refined model
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def _curvature_after(
         gradient=found.point.gradient,
         mean_loss=mean_loss,
         joint=None,
-        doubted=curvature.doubted and not arrived,
+        doubted=not arrived,
     )
 
 
@@ -273,6 +273,11 @@ def _notes_on(curvature: Curvature, problem: Problem, drift: float | None, conve
         notes.append(
             "The curvature's rows are still those of the model that they were computed at; along the way here it was "
             f"right to a factor of {drift:.2g}." + " Fit a new one on what remains." * (drift > STALE)
+        )
+    if curvature.decay_estimate is not None:
+        notes.append(
+            f"The weight decay {curvature.weight_decay:.3g} is not the one that the model was trained with, by its "
+            f"gradient {curvature.decay_estimate:.3g}: this goes to the minimum of another objective. Fit again first."
         )
     if curvature.joint is not None:
         notes.append("The joint stream of requests ends here; the next ones go on from the refined model.")

@@ -31,6 +31,7 @@ CANNOT_BE_RIGHT = (
 # stays says nothing of how far is too far there. Nearly all steps that left the objective on what stays higher than
 # doing nothing would have were such steps (benchmarks/verdicts.py).
 BLIND_SWING = 2.0
+WRONG_DECAY = 10.0  # the factor from which on a decay that the gradient contradicts is not worth a step
 
 
 def impossible(measured: Diagnostics, curvature: Curvature) -> list[str]:
@@ -59,6 +60,20 @@ def impossible(measured: Diagnostics, curvature: Curvature) -> list[str]:
                 f"{measured.loss_after:.3g}, {ratio:.2g} times as far as the linear model predicts."
             ]
     return []
+
+
+def contradicted(measured: Diagnostics, curvature: Curvature) -> list[str]:
+    """Why a linear model has another objective than it was said to have; none if it may be that one."""
+    estimate = measured.decay_estimate
+    if curvature.linear is None or estimate is None:
+        return []
+    if 1 / WRONG_DECAY <= estimate / curvature.damping <= WRONG_DECAY:
+        return []
+    return [
+        f"By its gradient θ* was trained with a weight decay of {estimate:.3g}, and the damping is "
+        f"{curvature.damping:.3g}: every step is then wrong by as much. Fit again with weight_decay={estimate:.3g}. To "
+        "take the step all the same, force it."
+    ]
 
 
 def blind(measured: Diagnostics, curvature: Curvature) -> list[str]:

@@ -23,12 +23,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ssse.problem.batches import Batch
 from ssse.problem.problem import Problem
-from ssse.rows.held import StackedRows
-from ssse.rows.kinds import RowKind, measure
+from ssse.rows.held import LinearRows
 from ssse.rows.score_sums import ScoreSums
 from ssse.verdict import MOST
 
@@ -51,8 +51,7 @@ class Step:
 
     Attributes:
         before, after: the problem at both of its ends. batches: S.
-        u: the step itself. image: M₋u. ridge: (n−k)λ. All in float64.
-        rows, slope: R_S and the gradient of the loss on S, where it began.
+        u: the step itself. image: M₋u. Both in float64. ridge: (n−k)λ.
     """
 
     before: Problem
@@ -61,8 +60,6 @@ class Step:
     u: Tensor
     image: Tensor
     ridge: float
-    rows: StackedRows
-    slope: Tensor
 
     @property
     def curved(self) -> float:
@@ -103,11 +100,23 @@ def measure_swings(before: Problem, after: Problem, batches: list[Batch]) -> np.
 
 
 def _bend(step: Step, solve: Callable[[Tensor], Tensor]) -> float:
-    dtype = step.slope.dtype
-    rotated = step.rows.times(step.u.to(dtype))
-    foreseen = step.slope + step.rows.transposed_times(rotated).to(dtype)
-    found = sum(measure(step.after, RowKind("empirical"), batch).gradient for batch in step.batches)
-    off, own, length = found - foreseen, float(rotated.double().square().sum()), float(step.u.norm())
+    """In output space and in float64: the difference is far smaller than what it is one of."""
+    off, own, length = torch.zeros_like(step.u), 0.0, float(step.u.norm())
+    shape, loss = step.before.linear, step.before.loss
+    assert shape is not None
+    for x, y in step.batches:
+        z, features = step.before.forward(x)
+        assert features is not None
+        z, features = z.double(), features.double()
+        if shape.bias:
+            features = torch.cat([features, features.new_ones(len(features), 1)], dim=1)
+        each = torch.eye(shape.outputs, dtype=torch.float64, device=z.device).expand(len(z), -1, -1)
+        change = LinearRows(features, each, shape).times(step.u).view(len(z), -1)
+        factor = loss.factor(z, y)
+        rotated = (factor @ change[:, :, None])[:, :, 0]
+        missed = loss.gradient(z + change, y) - loss.gradient(z, y) - (factor.mT @ rotated[:, :, None])[:, :, 0]
+        off += LinearRows(features, missed[:, None, :], shape).transposed_times(missed.new_ones(len(z)))
+        own += float(rotated.square().sum())
     if not own or not length:  # S has no curvature along u: nothing that could be carried over
         return 0.0 if not bool(off.any()) else math.inf
-    return float(solve(off).norm()) / length * step.curved / own
+    return float(solve(off.to(step.before.dtype)).double().norm()) / length * step.curved / own

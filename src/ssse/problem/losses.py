@@ -328,11 +328,12 @@ def _response_of(function: object) -> Response:
     """Of torch's own losses, whatever their settings: weights and reductions scale a curvature, but not its answer."""
     while isinstance(function, partial):
         function = function.func
-    if function is F.mse_loss or isinstance(function, nn.MSELoss):
+    kind = type(function)  # a subclass may compute something else
+    if function is F.mse_loss or kind is nn.MSELoss:
         return "constant"
-    if function is F.cross_entropy or isinstance(function, nn.CrossEntropyLoss):
+    if function is F.cross_entropy or kind is nn.CrossEntropyLoss:
         return "softmax"
-    if function is F.binary_cross_entropy_with_logits or isinstance(function, nn.BCEWithLogitsLoss):
+    if function is F.binary_cross_entropy_with_logits or kind is nn.BCEWithLogitsLoss:
         return "logistic"
     return "unknown"
 

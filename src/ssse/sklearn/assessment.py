@@ -46,9 +46,13 @@ def assess_step(
     distance_bound: float,
     measures: StepMeasures,
     pipeline: bool,
+    *,
+    doubted: bool = False,
 ) -> Outcome:
     size = float(np.linalg.norm(old.parameters()))
-    reasons = reasons_for_caution(measures, distance_bound, size=size, correction=new.correction, sums=new)
+    reasons = reasons_for_caution(
+        measures, distance_bound, size=size, correction=new.correction, sums=new, doubted=doubted
+    )
     return Outcome(
         notes=notes_on(policy, exact=new.exact, pipeline=pipeline),
         k=old.samples - new.samples,

@@ -146,7 +146,10 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
             raise Refused(
                 refuse_request(self.policy, sums, len(weights), TOO_LONG.format(whole_step / max(size, 1e-300)))
             )
-        outcome = assess_step(self.policy, sums, new, moved, new.distance + lost, measures, transformers is not None)
+        outcome = assess_step(
+            self.policy, sums, new, moved, new.distance + lost, measures, transformers is not None, doubted=sums.doubted
+        )
+        new = replace(new, doubted=sums.doubted or outcome.verdict != "ok")
         if moved is not None:
             losses = mean_losses(sums, new, composition, design, columns, weights)
             outcome = replace(outcome, loss_before=losses[0], loss_after=losses[1])

@@ -49,12 +49,17 @@ class Outcome(Assessment):
 
 
 def reasons_for_caution(
-    measures: StepMeasures, unproved: float, *, size: float, correction: float, sums: TrainingSums
+    measures: StepMeasures, unproved: float, *, size: float, correction: float, sums: TrainingSums, doubted: bool
 ) -> list[str]:
-    """`unproved`: the distance from the refit is not proved to be below it; `size`: ‖θ‖."""
+    """`unproved`: the distance from the refit is not proved to be below it; `size`: ‖θ‖; `doubted`: where it began."""
     reasons = []
     if not unproved <= max(LARGE_BOUND * measures.due, NEGLIGIBLE * size):
         reasons = _unproved(measures, unproved, sums)
+        if doubted and not sums.exact:
+            reasons.append(
+                "An earlier request was not vouched for, or the model was refined and its curvature not taken anew: "
+                "this step starts from there. Refine with the curvature, or fit the eraser again."
+            )
     if correction > LARGE_CORRECTION:
         reasons.append(
             f"The estimator was not at the minimum of its objective on this data ({correction:.2g} of ‖θ‖ away): the "

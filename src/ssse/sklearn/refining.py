@@ -131,7 +131,8 @@ def refined(sums: TrainingSums, remaining: Remaining, steps: int, *, curvature: 
                 Place(quadratic, place.objective) for place, quadratic in zip(places, new.all_quadratics, strict=True)
             ]
     sums = replace(sums, shift=shift_of(sums))
-    return sums if fresh or not curvature else _anew(sums, remaining) or sums
+    anew = sums if fresh else _anew(sums, remaining) if curvature else None
+    return replace(sums, doubted=True) if anew is None else anew  # the curvature is that of another place
 
 
 def _left(places: Sequence[Place]) -> float:

@@ -51,6 +51,7 @@ def save(folder: str | os.PathLike[str], estimator: Any, stored: StoredEraser) -
         "erased": sums.erased,
         "shift": sums.shift,
         "strained": sums.strained,
+        "doubted": sums.doubted,
         "weighted": sums.weighted,
         "dropped": sums.dropped,
         "epsilon": _finite(stored.distance_bound),
@@ -111,6 +112,7 @@ def _restore(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> StoredE
         erased=manifest["erased"],
         shift=manifest["shift"],
         strained=manifest.get("strained", None if manifest["erased"] else 0.0),
+        doubted=manifest.get("doubted", False),
         weighted=manifest["weighted"],
         dropped=manifest["dropped"],
     )

@@ -29,6 +29,7 @@ class TrainingSums:
         shift: how far, by one Newton step, the estimator was from the minimum when the curvature was taken.
         strained: the strain (see `measures.StepMeasures`) of all requests since then together, at most; None where it
             is not known.
+        doubted: whether a request since then was not vouched for, or the model was refined under this curvature.
         weighted: whether samples came with weights. dropped: whether a class of a softmax model has vanished.
     """
 
@@ -38,6 +39,7 @@ class TrainingSums:
     erased: int = 0
     shift: float = 0.0
     strained: float | None = 0.0
+    doubted: bool = False
     weighted: bool = False
     dropped: bool = False
 
@@ -214,7 +216,7 @@ def sums_anew(
     """All sums and constants over these samples, where the model is."""
     empty = sums.with_quadratics([[quadratic.emptied() for quadratic in quadratics] for quadratics in sums.quadratics])
     empty = replace(empty, class_counts=tuple(counts - counts for counts in sums.class_counts))
-    empty = replace(empty, strained=0.0, dropped=False)
+    empty = replace(empty, strained=0.0, doubted=False, dropped=False)
     new = finish(take_in(empty, composition, x, columns, weights, advance, in_place=True), composition)
     return measure_reach(new, x, advance)
 

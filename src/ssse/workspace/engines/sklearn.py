@@ -91,8 +91,12 @@ class SklearnEngine(Engine):
         shape = x.shape
         try:
             with _quiet():
-                decompose(model)[1].columns(self._labels(model, y))
                 model.predict(x)
+                labels = self._labels(model, y)
+                if source is self.user_data.test and classes_of(model) and y.ndim == 1:
+                    labels = labels[np.isin(labels, classes_of(model)[0])]  # classes may be erased since it was drawn
+                if len(labels):
+                    decompose(model)[1].columns(labels)
         except SSSEError as error:
             raise InvalidData(f"'{source.name}': {error}") from error
         except Exception as error:
@@ -196,7 +200,11 @@ class SklearnEngine(Engine):
         """With what the probe says of both models."""
         assert asked.probe is not None
         x, y = self._samples(asked.probe)
-        classifies, labels = bool(classes_of(old)), self._labels(old, y)
+        classifies = bool(classes_of(old))
+        if classifies and y.ndim == 1:  # of a class that an earlier request took away, nothing should keep working
+            known = np.isin(self._labels(old, y), classes_of(old)[0])
+            x, y = x[known], y[known]
+        labels = self._labels(old, y)
         with _quiet():
             answers = [np.asarray(model.predict(x)).reshape(labels.shape) for model in (old, new)]
         count, guessing = np.ones(len(y), dtype=bool), None
