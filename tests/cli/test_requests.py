@@ -14,6 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from ssse.cli.app import app
+from ssse.cli.wording import as_settings
 from ssse.errors import InvalidSetting
 from ssse.workspace.record.ledger import FIRST
 from tests.support import workspaces
@@ -196,7 +197,7 @@ def test_only_ok_is_accepted_where_that_is_wanted(made):
     assert answer["reason"].startswith(f"The verdict is 'caution' and only 'ok' is accepted here: {first}")
     assert all(torch.equal(before[name], value) for name, value in made.weights().items())
     text, _ = call("erase", made.path, "--request", "a", "--ids", many)
-    assert f"Verdict: caution.\n  because {first}" in text
+    assert f"Verdict: caution.\n  because {as_settings(first)}" in text
 
 
 def test_everything_cannot_be_erased(made):

@@ -260,7 +260,7 @@ def erase(
             screen.headline(erased.reason)
             return
         if erased.outcome == "refused":
-            screen.headline(f"Refused: {erased.reason}")
+            screen.headline(f"Refused: {as_settings(erased.reason)}")
             screen.tell("Nothing was written." if dry_run else "The model is as it was. The refusal is in the ledger.")
             raise typer.Exit(REFUSED)
         for other, count in erased.already.items():

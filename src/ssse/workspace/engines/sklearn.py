@@ -91,12 +91,12 @@ class SklearnEngine(Engine):
         shape = x.shape
         try:
             with _quiet():
-                model.predict(x)
                 labels = self._labels(model, y)
                 if source is self.user_data.test and classes_of(model) and y.ndim == 1:
                     labels = labels[np.isin(labels, classes_of(model)[0])]  # classes may be erased since it was drawn
                 if len(labels):
                     decompose(model)[1].columns(labels)
+                model.predict(x)
         except SSSEError as error:
             raise InvalidData(f"'{source.name}': {error}") from error
         except Exception as error:
