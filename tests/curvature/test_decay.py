@@ -87,7 +87,7 @@ def test_biases_without_decay():
 
     def closure() -> torch.Tensor:
         optimiser.zero_grad()
-        value = F.cross_entropy(model(sample.x), sample.y) + DECAY / 2 * model.weight.square().sum()
+        value = F.cross_entropy(model(sample.x), sample.y) + DECAY / 2 * next(model.parameters()).square().sum()
         value.backward()
         return value
 
@@ -133,7 +133,9 @@ def test_the_verdict_names_the_decay_and_not_the_training():
     assert found.decay_estimate == pytest.approx(DECAY)
     assert any("rather with 0.03. Fit again" in reason for reason in found.reasons)
     assert not any("Train further" in reason for reason in found.reasons)
-    right = ssse.erase(sample.model, fit(sample, weight_decay=DECAY, damping=None), sample.loss, sample.part([0, 1]))
+    right = ssse.erase(
+        sample.model, fit(sample, weight_decay=DECAY, damping=None), sample.loss, sample.part(slice(0, 2))
+    )
     assert (right.diagnostics.verdict, right.diagnostics.decay_estimate) == ("ok", None)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import ssse
 from ssse.curvature import dense as dense_structure
 from ssse.curvature import dual, lowered
+from ssse.curvature.choices import StructureName
 from ssse.curvature.gram import DampedGram
 from ssse.curvature.lowered import lower_ridge, steps_to_lower
 from ssse.problem.problem import Problem
@@ -20,7 +21,9 @@ N, D, DAMPING = 150, 100, 1e-3
 ITERATE, FACTORISE = 0, 10**9  # as SIZE_PER_STEP
 
 
-def fitted(structure: str, dtype: torch.dtype = torch.float64, **options) -> tuple[ssse.Curvature, Tensor, Tensor]:
+def fitted(
+    structure: StructureName, dtype: torch.dtype = torch.float64, **options
+) -> tuple[ssse.Curvature, Tensor, Tensor]:
     """Least squares, whose rows are the inputs: a curvature, x and y."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(N, D, generator=generator, dtype=torch.float64).to(dtype) / 10

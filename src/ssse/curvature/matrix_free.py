@@ -50,6 +50,10 @@ class MatrixFreeStructure(Structure):
     def solve(self, v: Tensor) -> Tensor:
         return self._iterate(v, self.ridge)[0].x
 
+    def rough_solve(self, v: Tensor) -> Tensor:
+        """By the preconditioner, where there is one."""
+        return self.solve(v) if self.preconditioner is None else self.preconditioner.solve(v)
+
     def leave_out(self, rows: HeldRows | None, v: Tensor, ridge: float) -> LeftOut:
         solved, leverage = self._iterate(v, ridge, without=rows)
         leverages = torch.tensor([leverage], dtype=torch.float64)

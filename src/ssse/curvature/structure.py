@@ -65,6 +65,10 @@ class Structure(ABC):
     def solve(self, v: Tensor) -> Tensor:
         """M⁻¹ v, shape (d,)."""
 
+    def rough_solve(self, v: Tensor) -> Tensor:
+        """M⁻¹ v, or near it where that would read the data again: for lengths that are compared with limits."""
+        return self.solve(v)
+
     @abstractmethod
     def leave_out(self, rows: HeldRows, v: Tensor, ridge: float) -> LeftOut:
         """M₋S⁻¹ v with M₋S = RᵀR − R_SᵀR_S + ridge·I, from the rows of S alone; M itself stays.

@@ -289,7 +289,7 @@ def erase_from(
     if remaining is not None and rows is not None and swings is not None:
         u, ridge = scale * solved.solution.double(), curvature.ridge_without(samples.count)
         taken_step = Step(request.problem, erased_problem, samples.batches, u, scale * right.double(), ridge)
-        trust = measure_trust(taken_step, swings, remaining, curvature.structure.solve)
+        trust = measure_trust(taken_step, swings, remaining, curvature.structure.rough_solve)
     diagnostics = replace(
         diagnostics,
         step_norm=float(step.norm()),
@@ -414,7 +414,7 @@ def _residual_step(curvature: Curvature, step: Tensor) -> float | None:
     """‖M⁻¹ n∇L(θ*)‖ over the length of the step: what the training of a linear model left of the way to its minimum."""
     if curvature.linear is None or curvature.gradient is None:
         return None
-    left = curvature.structure.solve(_gradient_sum(curvature).to(step.dtype))
+    left = curvature.structure.rough_solve(_gradient_sum(curvature).to(step.dtype))
     return float(left.norm() / step.norm().clamp_min(torch.finfo(step.dtype).tiny))
 
 
