@@ -377,7 +377,9 @@ def write(report: Report, cases: list[Case]) -> None:
         "were counted among these. The others were drawn after that. Refused steps were taken by force and "
         "measured as the others."
     )
-    report.numbers = {"cases": [{key: _plain(value) for key, value in asdict(c).items()} for c in cases]}
+    names = list(asdict(cases[0]))  # a line for each case: as objects they would be ten times as long
+    lines = [", ".join(_plain(getattr(c, name)) for name in names) for c in cases]
+    report.numbers = {"columns": ", ".join(names), "cases": lines}
     report.finish()
 
 
@@ -450,10 +452,10 @@ def share(flags: Iterable[bool]) -> str:
     return f"{percent(values):.0f} %" if values else "–"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> str:
     if isinstance(value, float):
-        return float(f"{value:.4g}") if np.isfinite(value) else None
-    return value
+        return f"{value:.4g}"
+    return "" if value is None else str(value).replace(",", ";")
 
 
 if __name__ == "__main__":
