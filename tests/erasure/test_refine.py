@@ -334,9 +334,8 @@ def test_only_theta_moves():
 
 def test_in_float32_it_ends_where_nothing_lower_can_be_seen():
     sample = problems.linear("cross_entropy", n=60, dtype=torch.float32)
-    refined = ssse.refine(sample.model, fit(sample), retained=sample.data, steps=50, tolerance=0, progress=False)
-    assert refined.ended == "rounding"
-    assert refined.steps < 20
+    refined = ssse.refine(sample.model, fit(sample), retained=sample.data, steps=300, tolerance=0, progress=False)
+    assert refined.ended == "rounding"  # and not after all steps, whatever the last digits are here
     assert refined.gradient_after < 1e-4 * refined.gradient_before
     assert ssse.refine(sample.model, fit(sample), retained=sample.data, progress=False).converged
 
