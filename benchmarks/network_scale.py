@@ -55,7 +55,7 @@ def by_newton(x: Tensor, y: Tensor, decay: float, seed: int) -> nn.Module:
         loss.backward()
         return loss
 
-    optimiser.step(closure)  # type: ignore[arg-type]
+    optimiser.step(closure)  # type: ignore[arg-type]  # torch wants a float, and takes the tensor
     return model.eval()
 
 

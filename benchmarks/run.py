@@ -32,6 +32,7 @@ SUBJECTS = (
     "sklearn_refits",
     "sklearn_speed",
     "verdicts",
+    "verdict_cases",
     "shortened_steps",
 )
 

@@ -35,7 +35,6 @@ from ssse.verdict import (
     Assessment,
     distrust,
 )
-from verdict_cases import cases as named_cases
 from verdict_problems import (
     CHOSEN_ON,
     DataSet,
@@ -92,9 +91,6 @@ class Case:
 
 def main(folder: Path) -> None:
     report = Report("verdicts", "Verdict against truth")
-    report.table(
-        "Cases by name, as they were found and as they are now", ("", "found", "now"), list(named_cases(folder))
-    )
     cases: list[Case] = []
     for number, data in enumerate(data_sets(folder)):
         cases += softmax_cases(data, number)
