@@ -19,10 +19,10 @@ from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.matrix_free import MatrixFreeStructure
 from ssse.curvature.structure import LeftOut
 from ssse.erasure.diagnostics import Diagnostics, doubts, judge, notes_on
-from ssse.erasure.health import ruin, worsening
+from ssse.erasure.health import worsening
 from ssse.erasure.policy import Policy
 from ssse.erasure.probe import look_at
-from ssse.erasure.refusal import CANNOT_BE_RIGHT, blind, contradicted, impossible
+from ssse.erasure.refusal import refusal_of
 from ssse.erasure.request import Samples, check_settings, matching_view, read_matching
 from ssse.erasure.trust import Step, Trust, measure_swings, measure_trust, trust_by_swing
 from ssse.errors import DoesNotFit, InvalidSetting, Refused
@@ -310,11 +310,7 @@ def erase_from(
         diagnostics = replace(diagnostics, **health.numbers())
         if not health.finite:
             raise Refused(diagnostics.refused("The erased model's loss on the probe is NaN or infinite."))
-    refusal = impossible(diagnostics, curvature) + ([] if health is None else ruin(health))
-    advice = [CANNOT_BE_RIGHT] if refusal else []
-    if wrong := contradicted(diagnostics, curvature):
-        refusal, advice = [*wrong, *refusal], []
-    refusal = refusal or blind(diagnostics, curvature)
+    refusal, advice = refusal_of(diagnostics, curvature, health)
     if refusal and not force:
         raise Refused(diagnostics.refused(*refusal, *advice))
     reasons = judge(diagnostics) + doubts(diagnostics, curvature) + ([] if solved.converged else [f"{solved.note}."])

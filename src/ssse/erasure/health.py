@@ -6,6 +6,7 @@ Both engines measure with it; what is measured is one number a sample, so nothin
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,36 +74,41 @@ def staying(labels: np.ndarray, forgotten: np.ndarray, n: int) -> np.ndarray:
 
 def ruin(health: Health) -> list[str]:
     """Why the model after the step cannot be served; none if it can."""
-    before, after = health.before, health.after
-    if before.right is not None and after.right is not None:
-        was, now = before.right.mean(), after.right.mean()
-        if was - now > RUINED_ACCURACY and _beyond_noise(before.right - after.right):
-            return [f"Of {len(before.right):,} probe samples {was:.1%} were right before the step, {now:.1%} after it."]
-    if before.losses is not None and after.losses is not None and _beyond_noise(after.losses - before.losses):
-        was, now, guessing = before.losses.mean(), after.losses.mean(), health.guessing
-        if guessing is not None and was < guessing < now:
-            return [
-                f"The mean loss on {len(before.losses):,} probe samples went from {was:.3g} to {now:.3g}, beyond the "
-                f"{guessing:.3g} of guessing."
-            ]
-        if guessing is None and now > RUINED_LOSS * was:
-            return [f"The mean loss on {len(before.losses):,} probe samples went from {was:.3g} to {now:.3g}."]
-    return []
+    if reason := _fewer_right(health, RUINED_ACCURACY):
+        return [reason]
+    guessing = health.guessing
+    if guessing is None:
+        return _larger_loss(health, lambda was: RUINED_LOSS * was)
+    return _larger_loss(
+        health, lambda was: guessing if was < guessing else math.inf, f", beyond the {guessing:.3g} of guessing"
+    )
 
 
 def worsening(health: Health) -> list[str]:
     """A reason for caution, in words and numbers."""
-    before, after = health.before, health.after
-    if before.right is not None and after.right is not None:
-        was, now = before.right.mean(), after.right.mean()
-        if was - now > WORSE_ACCURACY and _beyond_noise(before.right - after.right):
-            return [f"Of {len(before.right):,} probe samples {was:.1%} were right before the step, {now:.1%} after it."]
-    if before.losses is not None and after.losses is not None and _beyond_noise(after.losses - before.losses):
-        was, now = before.losses.mean(), after.losses.mean()
-        limit = WORSE_LOSS * was if health.guessing is None else was + WORSE_LOSS_SHARE * health.guessing
-        if now > limit:
-            return [f"The mean loss on {len(before.losses):,} probe samples went from {was:.3g} to {now:.3g}."]
-    return []
+    if reason := _fewer_right(health, WORSE_ACCURACY):
+        return [reason]
+    guessing = health.guessing
+    return _larger_loss(health, lambda was: WORSE_LOSS * was if guessing is None else was + WORSE_LOSS_SHARE * guessing)
+
+
+def _fewer_right(health: Health, limit: float) -> str:
+    before, after = health.before.right, health.after.right
+    if before is None or after is None or before.mean() - after.mean() <= limit or not _beyond_noise(before - after):
+        return ""
+    return (
+        f"Of {len(before):,} probe samples {before.mean():.1%} were right before the step, {after.mean():.1%} after it."
+    )
+
+
+def _larger_loss(health: Health, limit: Callable[[float], float], beyond: str = "") -> list[str]:
+    before, after = health.before.losses, health.after.losses
+    if before is None or after is None or not _beyond_noise(after - before):
+        return []
+    was, now = float(before.mean()), float(after.mean())
+    if now <= limit(was):
+        return []
+    return [f"The mean loss on {len(before):,} probe samples went from {was:.3g} to {now:.3g}{beyond}."]
 
 
 def _beyond_noise(falls: np.ndarray) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.diagnostics import LARGE_RESIDUAL, Diagnostics
+from ssse.erasure.health import Health, ruin
 from ssse.verdict import TRUSTED_LEVERAGE
 
 # Past these, the step cannot be right and is not taken. Chosen on steps of softmax regressions and small networks on
@@ -32,6 +33,14 @@ CANNOT_BE_RIGHT = (
 # doing nothing would have were such steps (benchmarks/verdicts.py).
 BLIND_SWING = 2.0
 WRONG_DECAY = 10.0  # the factor from which on a decay that the gradient contradicts is not worth a step
+
+
+def refusal_of(measured: Diagnostics, curvature: Curvature, health: Health | None) -> tuple[list[str], list[str]]:
+    """Why the step is not to be taken, and what to do about it; nothing if it may be."""
+    found = impossible(measured, curvature) + ([] if health is None else ruin(health))
+    if wrong := contradicted(measured, curvature):
+        return [*wrong, *found], []
+    return (found, [CANNOT_BE_RIGHT]) if found else (blind(measured, curvature), [])
 
 
 def impossible(measured: Diagnostics, curvature: Curvature) -> list[str]:
