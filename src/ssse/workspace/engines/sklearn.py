@@ -203,6 +203,8 @@ class SklearnEngine(Engine):
         classifies = bool(classes_of(old))
         if classifies and y.ndim == 1:  # of a class that an earlier request took away, nothing should keep working
             known = np.isin(self._labels(old, y), classes_of(old)[0])
+            if not known.any():
+                return replace(outcome, notes=(*outcome.notes, "The test data has only classes that were erased."))
             x, y = x[known], y[known]
         labels = self._labels(old, y)
         with _quiet():
