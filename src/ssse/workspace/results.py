@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ssse.workspace.record.ledger import Entry
+from ssse.workspace.record.published import published
 
 if TYPE_CHECKING:
     from ssse.evaluation.table import Evaluation
@@ -102,16 +103,10 @@ class Log(CommandResult):
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "entries": [without_salt(entry) for entry in self.entries],
+            "entries": [published(entry) for entry in self.entries],
             "head": self.head,
             "pending": self.pending,
         }
-
-
-def without_salt(entry: Entry) -> dict[str, Any]:
-    """Who has the salt and a sample could find out whether that was erased."""
-    details = {key: value for key, value in entry.details.items() if key != "salt"}
-    return {**entry.to_dict(), "details": details}
 
 
 @dataclass(frozen=True)
