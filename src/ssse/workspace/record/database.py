@@ -7,8 +7,9 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ssse.system import files
 FILE = "ledger.sqlite"
 LOG, INDEX, JOURNAL = (f"{FILE}-{end}" for end in ("wal", "shm", "journal"))  # SQLite's own; the last is none of ours
 WAIT = 30.0  # seconds for another process that reads or writes this very moment
+PAUSE = 0.001
 ROOM = 1 << 16  # bytes that SQLite needs beside the file even to read
 
 
@@ -75,9 +77,26 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+@contextmanager
+def unsettled(path: Path) -> Iterator[Callable[[], None]]:
+    """Nobody brings the log into the file, until what this gives is called: not another program's checkpoint either.
+
+    A reader that began before us, on a connection of its own, is what SQLite does not overtake.
+    """
+    with closing(connect(path)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        yield lambda: reader.rollback()
+
+
 def settle(connection: sqlite3.Connection) -> None:
-    """Bring the log into the file; waits for readers, who take milliseconds."""
-    busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    """Bring the log into the file; waits for readers, who take milliseconds.
+
+    For another program's checkpoint SQLite does not wait by itself.
+    """
+    end = time.monotonic() + WAIT
+    while (busy := connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]) and time.monotonic() < end:
+        time.sleep(PAUSE)
     if busy:
         raise OSError(
             errno.EBUSY,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 from ssse.errors import BrokenArtefact
 from ssse.system.digests import digest_bytes, digest_file
 from ssse.system.environment import clock
-from ssse.workspace.record.database import FILE, connect, copied, in_place, in_words, settle
+from ssse.workspace.record.database import FILE, connect, copied, in_place, in_words, settle, unsettled
 
 FIRST = "0" * 64  # the hash before the first entry
 AT_A_TIME = 500  # parameters of one SQL statement
@@ -78,18 +78,19 @@ class Ledger:
     @contextmanager
     def open(cls, path: Path) -> Iterator[Ledger]:
         """For reading and appending. When it is closed all is in the one file: nothing is left to a log beside it."""
-        with in_words(path), closing(connect(path)) as connection:
+        with in_words(path), closing(connect(path)) as connection, unsettled(path) as let_go:
             ledger = cls(connection)
             try:
                 yield ledger
             except BaseException:
                 with suppress(OSError, sqlite3.Error, ValueError):
-                    ledger._settle(path)
+                    ledger._settle(path, let_go)
                 raise
-            ledger._settle(path)
+            ledger._settle(path, let_go)
 
-    def _settle(self, path: Path) -> None:
+    def _settle(self, path: Path, let_go: Callable[[], None]) -> None:
         self.digest_before = digest_file(path)  # until here nothing of ours is in it: SQLite writes into its log first
+        let_go()
         settle(self._connection)
 
     @classmethod
