@@ -32,6 +32,7 @@ from summary import markdown
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # the attacks are those of the tests
 
+from tests.support.attempts import GROUPS  # noqa: E402
 from tests.support.dying import build  # noqa: E402
 from tests.support.kills import OPERATIONS  # noqa: E402
 from tests.support.tally import HARMS, Tally  # noqa: E402
@@ -82,7 +83,8 @@ def parts(small: bool) -> Iterator[Part]:
     yield Part(ERRORS, "short writes", "dying", (f"short/{step},fit,erase",), True)
     for seed in range(1 if small else 2):
         yield Part(FUZZED, f"fuzz {seed}", "fuzz", (str(56 if small else 560), str(seed + 10)))
-    yield Part(CODE, "code in data", "attempts")
+    for name in GROUPS:
+        yield Part(CODE, f"code in data, {name}", "attempts", (f"{name}/{9 if small else 1}",))
     killed = [name for name in operations if name != "report"]
     for name in killed[:2] if small else killed:
         yield Part(KILLS, f"kills at random, {name}", "kills", (f"{3 if small else 20},{name}",))
@@ -203,6 +205,8 @@ def identification() -> str | None:
 
 def table() -> str:
     """For docs/requests.md, from the JSON."""
+    if not (RESULTS / f"{NAME}.json").exists():
+        return "Not measured."
     result: dict[str, Any] = json.loads((RESULTS / f"{NAME}.json").read_text())
     (shown,) = result["tables"]
     place = f"{result['date'][:10]}, {result['machine']}, {result['seconds']:.0f} s: `{result['command']}`."

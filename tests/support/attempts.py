@@ -1,4 +1,4 @@
-"""Attempts to have code run from what is only data: `python -m tests.support.attempts FOLDER`.
+"""Attempts to have code run from what is only data: `python -m tests.support.attempts FOLDER [GROUP/STEP,…]`.
 
 Each is a file, a name or a text that would leave a mark if anything executed it. The commands run in a child, since
 what is run may also end its process.
@@ -317,9 +317,16 @@ def own_files() -> Iterator[Attempt]:
         yield Attempt(f"a pickle as {name}", place)
 
 
-def every() -> list[Attempt]:
-    groups = (pickles, arrays, skops_files, names, specifications, modules, texts, own_files)
-    return [attempt for group in groups for attempt in group()]
+GROUPS: dict[str, Callable[[], Iterator[Attempt]]] = {
+    "pickles": pickles,
+    "arrays": arrays,
+    "skops": skops_files,
+    "names": names,
+    "specifications": specifications,
+    "modules": modules,
+    "texts": texts,
+    "own": own_files,
+}
 
 
 def run(attempt: Attempt, ready: Made, place: Path, tally: Tally) -> None:
@@ -353,14 +360,18 @@ def run(attempt: Attempt, ready: Made, place: Path, tally: Tally) -> None:
         tally.note("run", f"{attempt.name}: on the page")
 
 
-def main(home: Path) -> Tally:
+def main(home: Path, chosen: str) -> Tally:
+    """`chosen`: groups, and that every so many-th of each is tried."""
     torch.set_num_threads(1)
     tally, ready = Tally(), workspaces.make(home / "ready", n=12)
     ready.workspace.erase("old", ids=["s1"])  # so that there is something to evaluate
-    for attempt in every():
-        run(attempt, ready, home / "place", tally)
+    for group in chosen.split(","):
+        name, step = group.split("/")
+        for attempt in list(GROUPS[name]())[:: int(step)]:
+            run(attempt, ready, home / "place", tally)
     return tally
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1])).to_dict()))
+    which = sys.argv[2] if len(sys.argv) > 2 else ",".join(f"{name}/1" for name in GROUPS)
+    print(json.dumps(main(Path(sys.argv[1]), which).to_dict()))
