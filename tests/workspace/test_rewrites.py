@@ -1,4 +1,4 @@
-"""Histories that were written anew pass where nothing but the folder is asked, and are found with a key and an anchor."""
+"""Histories that were written anew pass where only the folder is asked, and are found with a key and an anchor."""
 
 from __future__ import annotations
 

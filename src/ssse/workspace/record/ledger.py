@@ -111,7 +111,7 @@ class Ledger:
             yield cls(connection)
 
     def append(self, kind: str, request: str | None, details: Mapping[str, Any], samples: Sequence[int] = ()) -> Entry:
-        """One entry, its leaf and signature, the digests of the samples that it erases; one transaction, all or none."""
+        """One entry, its leaf and signature, the digests of the samples that it erases; in one transaction."""
         kept: dict[str, Any] = json.loads(canonical(details))  # as it will be read
         with self._transaction():
             entry = self._insert(kind, request, kept, samples)

@@ -60,9 +60,7 @@ def read_signing(folder: Path, ledger: Ledger, settings: Settings) -> Signing:
             f"{toml.FILE}. If it is your key, the ledger was written anew; `ssse verify --key` says more."
         )
     if old == key.public and not key.public.signed_checkpoint(Heads.of(ledger).newest()):
-        raise Damaged(
-            f"'{folder / FILE}' is not as the key signed it. Restore a backup; `ssse verify --key` says more."
-        )
+        raise Damaged(f"'{folder / FILE}' is not as the key signed it. Restore a backup; `verify --key` says more.")
     return Signing(old, key)
 
 
