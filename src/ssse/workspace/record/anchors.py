@@ -37,9 +37,10 @@ REPEAT = (
 
 @dataclass(frozen=True)
 class Anchors:
-    """`file`: appended to. `command`: run without a shell. Either may be missing."""
+    """`file`: appended to; `name`: as the settings have it. `command`: run without a shell. Either may be missing."""
 
     file: Path | None = None
+    name: str | None = None
     command: str | None = None
 
     @classmethod
@@ -56,7 +57,7 @@ class Anchors:
         if chosen.anchor_command is not None:
             _check_command(chosen.anchor_command, recorded, own.get("record.anchor_command"))
         file = None if chosen.anchor is None else outside(folder, chosen.anchor, "record.anchor")
-        return cls(file, chosen.anchor_command)
+        return cls(file, chosen.anchor, chosen.anchor_command)
 
     def __bool__(self) -> bool:
         return self.file is not None or self.command is not None
@@ -64,7 +65,7 @@ class Anchors:
     @property
     def places(self) -> list[str]:
         """Their names in the seal; another file or command is another place, where nothing was published yet."""
-        return [f"{kind}={what}" for kind, what in (("file", self.file), ("command", self.command)) if what is not None]
+        return [f"{kind}={what}" for kind, what in (("file", self.name), ("command", self.command)) if what is not None]
 
     def check_new(self) -> None:
         """Of a workspace that is about to be made.
@@ -86,7 +87,7 @@ class Anchors:
         heads = Heads.of(ledger)
         if self.file is not None:
             there = read_heads(self.file).heads if self.file.exists() else []
-            if not there and (known := published.get(f"file={self.file}", 0)):
+            if not there and (known := published.get(f"file={self.name}", 0)):
                 raise OSError(
                     errno.ENOENT,
                     f"The anchor held the heads up to entry {known}, and is gone. Bring it back; or name another file "
@@ -189,7 +190,7 @@ def _due(heads: Heads, last: int, rest: bytes) -> bytes:
     """What is missing behind the last head: the end of one that was begun, and the newest."""
     due = b""
     if rest:
-        begun = (heads.at(size) for size in range(last + 1, heads.size + 1))
+        begun = (heads.at(size) for size in range(heads.size, last, -1))
         begun = next((head for head in begun if head.record().encode().startswith(rest)), None)
         if begun is None:
             raise InvalidData("it ends in the middle of a head that this ledger does not have")
@@ -207,7 +208,7 @@ def _check_command(command: str, recorded: str | None, given: Any) -> None:
         words = shlex.split(command)
     except ValueError as error:
         raise InvalidSetting(f"record.anchor_command is no command line: {error}.") from None
-    if not words or ("/" in words[0] and not os.path.isabs(words[0])):
+    if not words or not words[0].strip() or ("/" in words[0] and not os.path.isabs(words[0])):
         raise InvalidSetting(
             f"record.anchor_command should begin with the name of a program or its absolute path, not {command[:60]!r}."
         )

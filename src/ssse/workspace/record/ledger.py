@@ -285,7 +285,9 @@ class Ledger:
     def _damaged_leaves(self) -> list[str]:
         """Each is of its entry; what it shows of it is what the entry's hash, or that of the upgrade, says."""
         if not self.has_leaves:
-            return []
+            first = self._one("WHERE seq = 1")
+            had = self.first("upgraded") is not None or (first is not None and SHOWN in first.details)
+            return ["its leaves are gone"] if had else []
         grown, checked = Frontier(), 0  # how many are covered by a hash in the chain
         leaves = self.leaves()
         for entry in self.entries():
