@@ -23,11 +23,11 @@ from typer.testing import CliRunner
 
 from ssse.cli.app import app
 from ssse.cli.console import DAMAGED, HINT, IMPOSSIBLE
-from ssse.workspace.record.ledger import FIRST, Entry, Ledger
-from ssse.workspace.record.seal import Seal, seal_files
+from ssse.workspace.record.entry import FIRST, Entry
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
 from tests.support.kills import KEPT, report
+from tests.support.rewrites import read, seal_anew
 from tests.support.tally import Tally
 
 COMMANDS = {
@@ -217,18 +217,11 @@ def forge(path: Path, *statements: tuple[str, tuple[Any, ...]]) -> None:
     os.utime(path / "ledger.sqlite", ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def seal_anew(path: Path) -> None:
-    """The seal has no secret: who can write the folder can close it again."""
-    Seal(seal_files(path, ("ledger.sqlite", SETTINGS, PAGE)).files).write(path)
-
-
 def rehash(path: Path, first: int) -> None:
     """New hashes for all entries from one on."""
-    with Ledger.open(path / "ledger.sqlite") as ledger:
-        entries = list(ledger.entries())
     statements: list[tuple[str, tuple[Any, ...]]] = []
     previous = FIRST
-    for entry in entries:
+    for entry in read(path):
         if entry.seq >= first:
             fresh = Entry(**{**entry.to_dict(), "previous": previous}).expected_hash()
             statements.append(("UPDATE entries SET previous = ?, hash = ? WHERE seq = ?", (previous, fresh, entry.seq)))
@@ -269,7 +262,7 @@ def meaning(scene: Scene, chooser: random.Random) -> Iterator[tuple[str, str]]:
     By turns nothing else is mended, the hashes from there on, or the seal. Both at once is a history written anew,
     which only a key or an anchor can tell.
     """
-    entries = Workspace(scene.path).log().entries
+    entries = read(scene.path)
     while True:
         entry = chooser.choice(entries)
         what = chooser.choice(("time", "kind", "request", "details", "details", "details", "samples"))
