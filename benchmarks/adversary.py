@@ -93,7 +93,7 @@ def parts(small: bool) -> Iterator[Part]:
     for name in ["report"] if small else ["fit", "erase", "erase and keep", "calibrate", "report"]:
         yield Part(KILLS, f"kills at lines, {name}", "kills", (f"lines,{name}",))
     yield Part(READERS, "readers", "readers", (str(10 if small else 60),))
-    yield Part(CROWD, "crowd", "concurrency", (str(24 if small else 210),))
+    yield Part(CROWD, "crowd", "crowds", (str(24 if small else 210),))
     if (ROOT / "tests" / "support" / "rewriting.py").exists():
         yield Part(REWRITES, "rewrites", "rewriting")
     if (ROOT / "tests" / "support" / "inboxes.py").exists():

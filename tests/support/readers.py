@@ -7,7 +7,6 @@ in words; what was done is finished by the next one, and nothing is done twice.
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import subprocess
@@ -22,7 +21,6 @@ import torch
 from ssse.workspace.record import database
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
-from tests.support.kills import EPOCH
 from tests.support.tally import Tally
 
 PROGRAM = """
@@ -166,7 +164,6 @@ def attempt(home: Path, rounds: int) -> Tally:
 
 def main(home: Path, rounds: int) -> Tally:
     torch.set_num_threads(1)
-    os.environ["SOURCE_DATE_EPOCH"] = EPOCH
     return attempt(home, rounds)
 
 
