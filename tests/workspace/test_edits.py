@@ -10,7 +10,8 @@ import pytest
 from ssse.errors import Damaged
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
-from tests.support.edits import COMMANDS, KINDS, Scene, attempt, check, links, put_in_silence
+from tests.support.edits import COMMANDS, KINDS, Scene, attempt, check, damaged, forge, links, put_in_silence
+from tests.support.rewrites import seal_anew
 from tests.support.sizes import sized
 from tests.support.tally import Tally
 
@@ -70,3 +71,13 @@ def test_a_link_to_another_state_stops_every_command(scene):
     link.unlink()
     link.symlink_to("states/000007")
     assert Workspace(scene.path).erase("r-9", ids=["s5"]).outcome == "erased"
+
+
+def test_a_ledger_in_which_nothing_was_fitted_is_damaged(scene):
+    """Under a seal that fits; the words of a ledger are never taken for granted."""
+    forge(scene.path, ("UPDATE entries SET kind = 'fixted' WHERE kind = 'fitted'", ()))
+    seal_anew(scene.path)
+    assert "ledger.sqlite" in damaged(scene.path)
+    with pytest.raises(Damaged, match="nothing was fitted"):
+        Workspace(scene.path).evaluate()
+    scene.restore()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ssse.errors import InvalidData, InvalidSetting
+from ssse.errors import BrokenArtefact, InvalidData, InvalidSetting
 from ssse.evaluation.evaluate import evaluate as evaluate_models
 from ssse.evaluation.table import Evaluation
 from ssse.intake.sources import Source
@@ -47,7 +47,10 @@ def evaluate(
     of = _requests(transaction, requests)
     view = _View(engine, _of_first_model(transaction))
     fitted = transaction.ledger.last("fitted")
-    assert fitted is not None
+    if fitted is None:
+        raise BrokenArtefact(
+            f"'{transaction.folder.ledger}' is damaged: requests were answered, and nothing was fitted."
+        )
     notes = _also_forgotten(transaction, of)
     splits = _training_splits(view, transaction, of, forget, notes)
     source = user_data.test if test is None else user_data.source(test)
