@@ -79,6 +79,8 @@ def open_transaction(
                 transaction = Transaction(folder, ledger, settings, command, seal, killed, signing, anchors)
                 if killed:
                     transaction.finish()
+                else:
+                    folder.check_target(transaction.current)
                 yield transaction
         except BaseException as error:
             if transaction is not None:
