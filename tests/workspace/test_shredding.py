@@ -96,7 +96,7 @@ def test_a_failing_shredder_is_not_called_a_success(tmp_path, monkeypatch):
         raise OSError(5, "Input/output error", str(file))
 
     with monkeypatch.context() as patched:
-        patched.setattr(folders.files, "_overwrite", fail)
+        patched.setattr(folders.files, "overwrite", fail)
         for _ in range(2):  # and again, as long as the disk is as it is
             with pytest.raises(OSError, match="Input/output error"):
                 workspace.erase("r-1", ids=["s5"])

@@ -13,7 +13,7 @@ from typing import Any
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.intake.messages import listing, reading
 from ssse.intake.npy import refuse_objects
-from ssse.system.files import sync
+from ssse.system.files import open_to_owner, sync
 from ssse.system.memory import human_bytes
 
 SKOPS = "a skops file"
@@ -51,6 +51,7 @@ def write_skops(path: Path, model: Any) -> None:
         for old, new in names.items():
             out.writestr(zipfile.ZipInfo(new), packed.read(old))
         out.writestr(zipfile.ZipInfo(SCHEMA), json.dumps(schema, indent=1))
+    open_to_owner(path)
     sync(path)
 
 

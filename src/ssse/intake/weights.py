@@ -15,7 +15,7 @@ from torch import Tensor
 from ssse.errors import InvalidData
 from ssse.intake.arrays import read_safetensors
 from ssse.intake.messages import listing, reading, require_file
-from ssse.system.files import sync
+from ssse.system.files import open_to_owner, sync
 
 SAFETENSORS = ".safetensors"
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")
@@ -84,6 +84,7 @@ def _named_tensors(stored: Any, path: Path) -> dict[str, Tensor]:
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     """The same bytes for the same tensors; on the disk when this returns, but not atomic: write into a fresh folder."""
     save_file(without_shared_memory(weights), path)
+    open_to_owner(path)
     sync(path)
 
 

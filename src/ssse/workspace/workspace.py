@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 from ssse.errors import InvalidSetting
@@ -15,6 +16,7 @@ from ssse.workspace.commands.log import read_log
 from ssse.workspace.commands.verify import verify
 from ssse.workspace.record.folder import Folder
 from ssse.workspace.record.ledger import Entry
+from ssse.workspace.record.leftovers import sweep
 from ssse.workspace.record.transaction import Transaction, open_transaction
 from ssse.workspace.results import Calibrated, CommandResult, Erased, Evaluated, Fitted, Log, Reported, Verification
 from ssse.workspace.settings import Settings
@@ -46,6 +48,10 @@ class Workspace:
         self.wait: bool = wait
         self.progress: bool = progress
         self.say: Callable[[str], None] = say
+        if found := sweep():
+            say(
+                f"Shredded {found} copies of ledgers that killed commands of an earlier version left in {gettempdir()}."
+            )
 
     @classmethod
     def init(cls, path: PathLike, settings: Settings | Options, weights: PathLike) -> Created:

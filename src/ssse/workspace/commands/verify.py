@@ -13,8 +13,8 @@ from ssse.system import files
 from ssse.system.digests import digest_file
 from ssse.workspace import settings as toml
 from ssse.workspace.record import ledger as ledgers
-from ssse.workspace.record.database import INDEX, JOURNAL, LOG, copied
-from ssse.workspace.record.folder import MAKERS, MODELS, PAGE, SAMPLES, Folder, state_name, summary
+from ssse.workspace.record.database import INDEX, JOURNAL, LOG
+from ssse.workspace.record.folder import MAKERS, MODELS, PAGE, SAMPLES, Folder, open_to_others, state_name, summary
 from ssse.workspace.record.ledger import Entry, Ledger
 from ssse.workspace.record.lock import locked
 from ssse.workspace.record.seal import FILE as SEAL
@@ -55,6 +55,7 @@ def verify(
                 _check_states(folder, entries, seal.files if seal else (), findings)
             except (KeyError, TypeError, AttributeError, IndexError):  # the whole chain was written anew
                 findings.damage(ledgers.FILE, "its entries are not as ssse writes them")
+        _note_modes(folder, findings)
         return Verification(**vars(findings))
 
 
@@ -86,7 +87,7 @@ def _check_seal(folder: Folder, findings: _Findings) -> Seal | None:
 
 
 def _check_ledger(folder: Folder, seal: Seal | None, head: str | None, findings: _Findings) -> list[Entry] | None:
-    """The chain, entry by entry, in a copy: reading a SQLite file in place may write beside it."""
+    """The chain, entry by entry, from memory: reading a SQLite file in place may write beside it."""
     at_rest = seal is not None and seal.command is None
     for name in (LOG, JOURNAL):
         if (at_rest or name == JOURNAL) and files.size(folder.path / name):
@@ -95,14 +96,13 @@ def _check_ledger(folder: Folder, seal: Seal | None, head: str | None, findings:
         if not any(name == ledgers.FILE for name, _ in findings.damages):
             findings.damage(ledgers.FILE, "is missing")
         return None
-    with copied(folder.ledger) as copy:
-        try:
-            with Ledger.read(copy) as ledger:
-                damages = ledger.damages()
-                entries = list(ledger.entries()) if not damages else []
-        except BrokenArtefact as error:
-            findings.damage(ledgers.FILE, _after_name(error))
-            return None
+    try:
+        with Ledger.read_at_rest(folder.ledger) as ledger:
+            damages = ledger.damages()
+            entries = list(ledger.entries()) if not damages else []
+    except BrokenArtefact as error:
+        findings.damage(ledgers.FILE, _after_name(error))
+        return None
     for damage in damages:
         findings.damage(ledgers.FILE, damage)
     if damages:
@@ -173,6 +173,15 @@ def _note_unknown_files(folder: Folder, known: set[str], findings: _Findings) ->
     if unknown and findings.interrupted is None:
         some = ", ".join(unknown[:3]) + (" …" if len(unknown) > 3 else "")
         findings.notes.append(f"{len(unknown)} files are not the workspace's own and were not checked: {some}.")
+
+
+def _note_modes(folder: Folder, findings: _Findings) -> None:
+    """Earlier versions made workspaces as the umask said, and whoever copies one may open it."""
+    if wide := open_to_others(folder.path):
+        some = ", ".join("the folder itself" if name == "." else name for name in wide[:3])
+        findings.notes.append(
+            f"Others may read {some}{' …' if len(wide) > 3 else ''}; `ssse upgrade` or chmod -R go= keeps them out."
+        )
 
 
 def _after_name(error: Exception) -> str:

@@ -10,7 +10,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from typing import Any
 from ssse.errors import BrokenArtefact
 from ssse.system.digests import digest_bytes, digest_file
 from ssse.system.environment import clock
-from ssse.workspace.record.database import FILE, connect, copied, in_place, in_words, settle
+from ssse.system.files import create_private
+from ssse.workspace.record.database import FILE, connect, in_memory, in_place, in_words, settle
 
 FIRST = "0" * 64  # the hash before the first entry
 AT_A_TIME = 500  # parameters of one SQL statement
@@ -69,6 +70,7 @@ class Ledger:
 
     @classmethod
     def create(cls, path: Path) -> None:
+        create_private(path)  # what SQLite writes beside it gets the same mode
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(SCHEMA)
@@ -96,11 +98,19 @@ class Ledger:
     @contextmanager
     def read(cls, path: Path) -> Iterator[Ledger]:
         """For reading alone, also while another process writes, and on a read-only disk."""
-        with in_words(path), ExitStack() as stack:
-            connection = in_place(path)
-            if connection is None:  # SQLite reads only where it can also write, if only a little
-                connection = connect(stack.enter_context(copied(path)))
-            stack.enter_context(closing(connection))
+        with in_words(path):
+            connection = in_place(path) or in_memory(
+                path
+            )  # SQLite reads only where it can also write, if only a little
+            with closing(connection):
+                connection.execute("PRAGMA query_only = ON")
+                yield cls(connection)
+
+    @classmethod
+    @contextmanager
+    def read_at_rest(cls, path: Path) -> Iterator[Ledger]:
+        """For reading alone while nobody writes, without a byte being written anywhere."""
+        with in_words(path), closing(in_memory(path)) as connection:
             connection.execute("PRAGMA query_only = ON")
             yield cls(connection)
 

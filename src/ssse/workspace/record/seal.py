@@ -67,7 +67,7 @@ class Seal:
     def write(self, folder: Path) -> None:
         assert self.form == FORM
         body = {"files": self.files, "command": self.command, "form": self.form}
-        write_atomically(folder / FILE, _with_digest(body))
+        write_atomically(folder / FILE, _with_digest(body), private=True)
 
     def with_files(self, other: Seal) -> Seal:
         return replace(self, files={**self.files, **other.files})

@@ -23,6 +23,7 @@ from ssse.workspace.record.folder import (
     SAMPLES,
     TEMPORARY,
     Folder,
+    settle_state,
     state_name,
     summary,
 )
@@ -125,11 +126,10 @@ class Transaction:
         target = self.folder.states / f"{last.seq + 1 if last else 1:06d}"
         unfinished = target.with_name(f".{target.name}")
         files.remove(unfinished)
-        unfinished.mkdir(parents=True)
+        files.make_private(unfinished)
         with files.safetensors_in_words(target):
             write(unfinished)
-        files.allow_as_usual(unfinished)
-        files.sync_all(unfinished)
+        settle_state(unfinished)
         made = digest_folder(unfinished)
         check(unfinished)
         os.rename(unfinished, target)
@@ -204,7 +204,7 @@ class Transaction:
         """The page is sealed too, without an entry: it can be made again at any time."""
         path = self.folder.path / PAGE
         self.begin()
-        files.write_atomically(path, text)
+        files.write_atomically(path, text, private=True)
         self.seal = self.seal.with_files(seal_files(self.folder.path, (PAGE,)))
         return path
 
