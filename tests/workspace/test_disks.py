@@ -26,16 +26,11 @@ from ssse.workspace.record import folder as folders
 from ssse.workspace.record import transaction as transactions
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
-from tests.support.kills import EPOCH, OPERATIONS, WATCHED, Rehearsal, erase
+from tests.support.kills import OPERATIONS, WATCHED, Rehearsal, erase
 from tests.support.sizes import sized
 
 KIB = 1024
 WRITING = ["fit", "fit again", "erase", "erase and keep", "calibrate", "report"]
-
-
-@pytest.fixture(autouse=True)
-def same_times(monkeypatch) -> None:
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", EPOCH)
 
 
 @pytest.fixture

@@ -140,6 +140,7 @@ def settle_modes(folder: Path, mode: Callable[[Path], int]) -> None:
         if not path.is_symlink():
             open_to_owner(path)
             _set_mode(path, mode(path))
+            sync(path)
 
 
 def _set_mode(path: Path, mode: int) -> None:
@@ -147,7 +148,6 @@ def _set_mode(path: Path, mode: int) -> None:
     try:
         if stat.S_IMODE(os.fstat(handle).st_mode) != mode:
             os.fchmod(handle, mode)
-        os.fsync(handle)
     finally:
         os.close(handle)
 
