@@ -32,6 +32,7 @@ LINE = (
     "sklearn",
     "intake",
     "workspace.settings",
+    "workspace.proof",
     "workspace.record",
     "workspace.results",
     "workspace.engines",

@@ -67,3 +67,7 @@ class Busy(SSSEError):
 
 class Damaged(SSSEError):
     """A workspace is not as it was written; the message names the files."""
+
+
+class NotPublished(SSSEError, OSError):
+    """What was asked for is done and in the ledger, and its head did not get to where it is to be kept."""

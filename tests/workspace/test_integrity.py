@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import random
 import shutil
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,14 @@ from typer.testing import CliRunner
 
 from ssse.cli.app import app
 from ssse.errors import Damaged, InvalidSetting, SSSEError
-from ssse.workspace.record import ledger as ledgers
 from ssse.workspace.record import transaction as transactions
+from ssse.workspace.record.entry import canonical
 from ssse.workspace.record.ledger import FIRST, Ledger
 from ssse.workspace.record.seal import Seal, seal_files
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
 from tests.support.kills import KEPT, report
+from tests.support.rewrites import forge, rebuild, seal_anew, shifted
 
 STATE, OLD = "states/000004", "states/000002"  # fitted is entry 2, erased entry 4
 PARTS = ("curvature/manifest.json", "curvature/part-00000.safetensors", "weights.safetensors")
@@ -231,24 +230,6 @@ def test_edited_settings_are_named_until_a_command_takes_them_over(path):
 # ---------------------------------------------------------------------------------------------- the ledger
 
 
-def forge(path: Path, *statements: str, triggers: bool = True) -> None:
-    """As somebody would who knows SQLite: without the triggers, which are put back unless `triggers` is false."""
-    with closing(sqlite3.connect(path / "ledger.sqlite", isolation_level=None)) as connection:
-        made = connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
-        for name, _ in made:
-            connection.execute(f"DROP TRIGGER {name}")
-        for statement in statements:
-            connection.execute(statement)
-        for _, sql in made if triggers else ():
-            connection.execute(sql)
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-
-def seal_anew(path: Path, command: str | None = None) -> None:
-    """The seal has no secret: who can write the folder can close it again."""
-    Seal(seal_files(path, ("ledger.sqlite", "ssse.toml", "report.html")).files, command).write(path)
-
-
 def rehash(path: Path, *, first: int, last: int | None = None) -> None:
     """New hashes for some entries, or for all from one on."""
     with Ledger.open(path / "ledger.sqlite") as ledger:
@@ -257,7 +238,7 @@ def rehash(path: Path, *, first: int, last: int | None = None) -> None:
     for entry in entries:
         if first <= entry.seq <= (last or len(entries)):
             body = [entry.seq, entry.time, entry.kind, entry.request, entry.details, previous]
-            fresh = hashlib.sha256(ledgers._canonical(body).encode()).hexdigest()
+            fresh = hashlib.sha256(canonical(body).encode()).hexdigest()
             statements.append(f"UPDATE entries SET previous = '{previous}', hash = '{fresh}' WHERE seq = {entry.seq}")
             previous = fresh
         else:
@@ -314,11 +295,12 @@ def test_one_entry_with_a_new_hash_breaks_the_chain(path):
 
 
 def test_a_chain_written_anew_is_found_out_by_the_seal_and_by_a_head_kept_elsewhere(path):
-    head = Workspace(path).verify().head
-    forge(path, *FORGERIES["its time"])
-    rehash(path, first=3)
+    head, seal = Workspace(path).verify().head, (path / "seal.json").read_bytes()
+    rebuild(path, lambda entries: [shifted(entry, days=-1) for entry in entries])
+    anew = (path / "seal.json").read_bytes()
+    (path / "seal.json").write_bytes(seal)
     assert named(path) == {"ledger.sqlite"}
-    seal_anew(path)
+    (path / "seal.json").write_bytes(anew)
     assert Workspace(path).verify().ok  # nothing in the folder can tell
     assert named(path, head=head) == {"ledger.sqlite"}
     done = CliRunner().invoke(app, ["verify", str(path), "--head", str(head)])

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ssse.errors import BrokenArtefact, InvalidData
 from ssse.workspace.record import database
 from ssse.workspace.record import ledger as ledgers
+from ssse.workspace.record.entry import SHOWN, canonical
 from ssse.workspace.record.ledger import FIRST, Ledger, digest_of_samples
 from ssse.workspace.record.membership import Membership, places_among, shown
 
@@ -76,13 +77,13 @@ def test_an_entry_is_read_as_it_was_returned(ledger):
         "g": 0.1,
     }
     entry = ledger.append("x", "ü", details)
-    assert entry.details == {**details, "b": [1, 2]}
+    assert entry.details == {**details, "b": [1, 2], SHOWN: entry.details[SHOWN]}
     assert next(ledger.entries()) == entry
     assert ledger.damages() == []
 
 
 def test_the_same_content_has_the_same_text():
-    assert ledgers._canonical({"b": 1, "a": "é"}) == ledgers._canonical({"a": "é", "b": 1}) == '{"a":"é","b":1}'
+    assert canonical({"b": 1, "a": "é"}) == canonical({"a": "é", "b": 1}) == '{"a":"é","b":1}'
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), {1, 2}, b"x", object()])

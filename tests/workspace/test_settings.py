@@ -62,6 +62,9 @@ VALUES: dict[str, tuple[str, Any]] = {  # a key → what one may write after --s
     "erase.old_curvature": ("keep", "keep"),
     "evaluate.level": ("0.01", 0.01),
     "evaluate.same": ("3", 3),
+    "record.key": ("../key.pem", "../key.pem"),
+    "record.anchor": ("/mnt/heads.txt", "/mnt/heads.txt"),
+    "record.anchor_command": ("curl -T - https://heads.example", "curl -T - https://heads.example"),
 }
 # Parameters of commands that are no settings: what one request is about, and how it is said.
 OF_ONE_CALL = {
@@ -90,6 +93,8 @@ OPTIONS = {  # of each command: the option, what is given, the key, what it mean
         ("--old-weights", "keep", "erase.old_weights", "keep"),
         ("--old-curvature", "keep", "erase.old_curvature", "keep"),
         ("--device", "cpu", "model.device", "cpu"),
+        ("--key", "/keys/key.pem", "record.key", "/keys/key.pem"),
+        ("--anchor", "/mnt/heads.txt", "record.anchor", "/mnt/heads.txt"),
     ],
     "fit": [
         ("--damping", "2", "fit.damping", 2.0),

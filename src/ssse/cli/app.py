@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ssse.cli import demo, inspect, reproduce, requests
+from ssse.cli import demo, inspect, record, reproduce, requests
 from ssse.cli.console import EXIT_CODES, complain_of_usage, refuse_nul
 from ssse.system.version import __version__
 
@@ -51,6 +51,10 @@ for _command in (
     inspect.report,
     inspect.log,
     inspect.verify,
+    record.key,
+    record.prove,
+    record.check,
+    record.upgrade,
     demo.demo,
     reproduce.reproduce,
 ):

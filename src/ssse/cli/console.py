@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import typer
 
 from ssse.cli.wording import as_settings
-from ssse.errors import BrokenArtefact, Busy, Damaged, SSSEError
+from ssse.errors import BrokenArtefact, Busy, Damaged, NotPublished, SSSEError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,6 +39,8 @@ def failures_in_one_line(stopped: str, as_json: bool = False) -> Iterator[None]:
         complain(f"Error: {error}", DAMAGED, as_json)
     except Busy as error:
         complain(f"Error: {error}", BUSY, as_json)
+    except NotPublished as error:
+        complain(f"Error: {error}", FAILED, as_json)
     except SSSEError as error:
         complain(f"Error: {as_settings(str(error))}", IMPOSSIBLE, as_json)
     except BrokenPipeError:

@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ssse.cli.console import DAMAGED, Screen, counted, failures_in_one_line, in_one_line
-from ssse.cli.options import STOPPED, Forget, Json, NoWait, Quiet, Set, Verbose, Where, given, only, open_workspace
+from ssse.cli.options import (
+    STOPPED,
+    Forget,
+    Json,
+    Keys,
+    NoWait,
+    Quiet,
+    Set,
+    Verbose,
+    Where,
+    given,
+    only,
+    open_workspace,
+)
 
 if TYPE_CHECKING:
     from ssse.workspace.record.ledger import Entry
@@ -148,6 +161,11 @@ def verify(
     head: Annotated[
         str | None, typer.Option(metavar="HASH", help="A hash that was noted earlier and must still be in the ledger.")
     ] = None,
+    key: Keys = None,
+    anchor: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Heads that were published, all of which must be of this ledger."),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -156,7 +174,7 @@ def verify(
     """Check every byte of ledger, weights and curvature. Reads only."""
     screen = Screen(as_json, quiet, verbose)
     with failures_in_one_line("Stopped.", as_json):
-        verification = open_workspace(workspace, screen, no_wait).verify(head)
+        verification = open_workspace(workspace, screen, no_wait).verify(head, keys=key or [], anchor=anchor)
         screen.result(verification.to_dict())
         for name, what in verification.damages:
             screen.headline(in_one_line(f"{name}: {what}"))
@@ -170,4 +188,10 @@ def verify(
         screen.headline(f"All is as it was written: {entries}, {counted(verification.files, 'file')}.")
         screen.detail("\n".join(verification.checked))
         screen.tell(f"head  {verification.head}")  # in one piece, whatever the terminal's width
-        screen.tell("Keep the head elsewhere: verify --head HASH then finds out whether all was written anew.")
+        if key and anchor is not None:
+            signed = f"{verification.signed:,} of its entries are signed by the key"
+            screen.tell(f"{signed}; it continues {counted(verification.anchored, 'head')} that were published.")
+        elif key:
+            screen.tell("A key does not see a folder that was put back as it once was: verify --anchor FILE does.")
+        elif anchor is None and head is None:
+            screen.tell("Keep the head elsewhere: verify --head HASH then finds out whether all was written anew.")

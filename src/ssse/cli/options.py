@@ -34,6 +34,13 @@ Ids = Annotated[
     list[str] | None, typer.Option("--ids", metavar="ID,ID,...", help="Their ids; @FILE: one a line in a file.")
 ]
 
+Keys = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--key", metavar="PUB", help="The public key that must have signed; repeatable, for keys that changed."
+    ),
+]
+
 
 def open_workspace(path: Path, screen: Screen, no_wait: bool = False) -> Workspace:
     from ssse.workspace.workspace import Workspace

@@ -96,6 +96,12 @@ def init(
     old_weights: Annotated[Fate | None, typer.Option(help="What becomes of the weights before a request.")] = None,
     old_curvature: Annotated[Fate | None, typer.Option(help="And of its curvature.")] = None,
     device: Annotated[str | None, typer.Option(metavar="auto|cpu|cuda", help="auto: a GPU where there is one.")] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The private key that signs every entry; `ssse key` makes it.")
+    ] = None,
+    anchor: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A file elsewhere, to which the head goes after every command.")
+    ] = None,
     settings: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -126,6 +132,8 @@ def init(
             erase__policy=policy,
             erase__old_weights=old_weights,
             erase__old_curvature=old_curvature,
+            record__key=_elsewhere(workspace, key),
+            record__anchor=_elsewhere(workspace, anchor),
         )
         chosen = toml.from_options({"model.search": toml.relative(".", workspace), **options})
         from ssse.workspace.workspace import Workspace
@@ -145,6 +153,13 @@ def _seen_from(workspace: Path, data: str) -> str:
     from ssse.workspace.settings import relative
 
     return data if is_spec(data) else relative(data, workspace)
+
+
+def _elsewhere(workspace: Path, path: str | None) -> str | None:
+    """A path that does not move with the workspace stays as it is where it is absolute."""
+    from ssse.workspace.settings import relative
+
+    return path if path is None or Path(path).is_absolute() else relative(path, workspace)
 
 
 def fit(

@@ -79,6 +79,21 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}-{secrets.token_hex(4)}")
 
 
+def write_new(path: Path, content: bytes, mode: int) -> None:
+    """A file that was not there, with this mode whatever the umask; on the disk when this returns, or not there."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as opened:
+            os.fchmod(opened.fileno(), mode)
+            opened.write(content)
+            opened.flush()
+            os.fsync(opened.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
 @contextmanager
 def safetensors_in_words(path: Path) -> Iterator[None]:
     """A full disk is no OSError where safetensors meets it."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ssse.workspace.proof.proofs import Proof
 from ssse.workspace.record.ledger import Entry
 from ssse.workspace.record.published import published
 
@@ -110,6 +111,28 @@ class Log(CommandResult):
 
 
 @dataclass(frozen=True)
+class Proved(CommandResult):
+    """`output`: the file that it was written to."""
+
+    proof: Proof
+    output: Path | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.proof.to_dict()
+
+
+@dataclass(frozen=True)
+class Upgraded(CommandResult):
+    """`entry`: None where there was nothing to do. `gained`: what the workspace has now and had not, in words."""
+
+    entry: Entry | None
+    gained: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"upgraded": self.entry is not None, "gained": self.gained}
+
+
+@dataclass(frozen=True)
 class Verification(CommandResult):
     """What a check of every byte brought to light.
 
@@ -117,6 +140,7 @@ class Verification(CommandResult):
         damages: the file, and what is wrong with it. notes: what is worth knowing and no damage.
         head: the hash of the newest entry. entries: how many were checked. checked: the files, by name.
         interrupted: the command that was under way when a process died, which the next command finishes.
+        signed: how many entries are signed. anchored: how many heads of an anchor the ledger continues.
     """
 
     damages: list[tuple[str, str]]
@@ -125,6 +149,8 @@ class Verification(CommandResult):
     entries: int
     checked: list[str]
     interrupted: str | None
+    signed: int = 0
+    anchored: int = 0
 
     @property
     def files(self) -> int:
@@ -143,4 +169,6 @@ class Verification(CommandResult):
             "entries": self.entries,
             "files": self.files,
             "interrupted": self.interrupted,
+            "signed": self.signed,
+            "anchored": self.anchored,
         }

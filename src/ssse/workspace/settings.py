@@ -152,6 +152,14 @@ class Evaluate(Section):
     same: Text | Place = "auto"
 
 
+class Record(Section):
+    """Who vouches for the ledger: the private key that signs its entries, and where its heads go."""
+
+    key: Text | None = None
+    anchor: Text | None = None
+    anchor_command: Text | None = None
+
+
 class Settings(Section):
     model: Model = Model()
     data: Data
@@ -159,6 +167,7 @@ class Settings(Section):
     calibrate: Calibrate = Calibrate()
     erase: Erase = Erase()
     evaluate: Evaluate = Evaluate()
+    record: Record = Record()
 
     def to_dict(self) -> dict[str, Any]:
         """As TOML and JSON write it; what was not set and has no default is left out."""

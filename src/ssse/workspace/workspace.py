@@ -18,7 +18,18 @@ from ssse.workspace.record.folder import Folder
 from ssse.workspace.record.ledger import Entry
 from ssse.workspace.record.leftovers import sweep
 from ssse.workspace.record.transaction import Transaction, open_transaction
-from ssse.workspace.results import Calibrated, CommandResult, Erased, Evaluated, Fitted, Log, Reported, Verification
+from ssse.workspace.results import (
+    Calibrated,
+    CommandResult,
+    Erased,
+    Evaluated,
+    Fitted,
+    Log,
+    Proved,
+    Reported,
+    Upgraded,
+    Verification,
+)
 from ssse.workspace.settings import Settings
 
 Options = Mapping[str, Any]
@@ -69,7 +80,7 @@ class Workspace:
         """The curvature; where it is there already, only `again`."""
         from ssse.workspace.commands.fit import fit
 
-        with self._transaction("fit") as transaction:
+        with self._transaction("fit", options) as transaction:
             settings = transaction.settings.with_options(options or {})
             return fit(transaction, settings, self.say, again=again, progress=self.progress)
 
@@ -85,7 +96,7 @@ class Workspace:
         """Choose ε, and λ beside it, on samples like those of the requests to come. Nothing is erased."""
         from ssse.workspace.commands.calibrate import calibrate
 
-        with self._transaction("calibrate") as transaction:
+        with self._transaction("calibrate", options) as transaction:
             return calibrate(
                 transaction,
                 transaction.settings.with_options(options or {}),
@@ -112,7 +123,7 @@ class Workspace:
         """
         from ssse.workspace.commands.erase import erase
 
-        with self._transaction("erase") as transaction:
+        with self._transaction("erase", options) as transaction:
             settings = transaction.settings.with_options(options or {})
             return erase(
                 transaction,
@@ -141,7 +152,7 @@ class Workspace:
         for name, given in (("requests", requests), ("retrained", retrained)):
             if isinstance(given, str):
                 raise InvalidSetting(f"{name} is a list, not the text {given!r}.")
-        with self._transaction("evaluate") as transaction:
+        with self._transaction("evaluate", options) as transaction:
             return evaluate(
                 transaction,
                 transaction.settings.with_options(options or {}),
@@ -164,17 +175,57 @@ class Workspace:
         """The ledger, or what belongs to one request; also while another command is at work."""
         return read_log(self.folder, request)
 
-    def verify(self, head: str | None = None) -> Verification:
-        """Check every byte of ledger, weights and curvature. `head`: a hash noted earlier that must still be there."""
-        return verify(self.folder, head=head, wait=self.wait, waiting=self._waiting)
+    def verify(
+        self, head: str | None = None, *, keys: Sequence[PathLike] = (), anchor: PathLike | None = None
+    ) -> Verification:
+        """Check every byte of ledger, weights and curvature.
+
+        `head`: a hash noted earlier that must still be there. `keys`: public keys, by which the entries must be signed.
+        `anchor`: a file of heads that were published, all of which must be heads of this ledger.
+        """
+        return verify(
+            self.folder,
+            head=head,
+            keys=[Path(key) for key in keys],
+            anchor=None if anchor is None else Path(anchor),
+            wait=self.wait,
+            waiting=self._waiting,
+        )
+
+    def prove(
+        self,
+        *,
+        request: str | None = None,
+        entry: int | None = None,
+        since: PathLike | None = None,
+        output: PathLike | None = None,
+    ) -> Proved:
+        """That a request's entries, or one entry, belong to the newest head; or that it continues that of a file."""
+        from ssse.workspace.commands.prove import prove
+
+        paths = [None if path is None else Path(path) for path in (since, output)]
+        return prove(self.folder, request=request, entry=entry, since=paths[0], output=paths[1])
+
+    def upgrade(self) -> Upgraded:
+        """Give a workspace of an earlier version what it lacks."""
+        from ssse.workspace.commands.upgrade import upgrade
+
+        with self._transaction("upgrade") as transaction:
+            return upgrade(transaction)
 
     def settings(self) -> Settings:
         self.folder.check()
         return toml.read(self.folder.path / toml.FILE)
 
     @contextmanager
-    def _transaction(self, command: str) -> Iterator[Transaction]:
-        with open_transaction(self.folder, command, wait=self.wait, waiting=self._waiting) as transaction:
+    def _transaction(self, command: str, options: Options | None = None) -> Iterator[Transaction]:
+        if options and options.get("record.key") is not None:
+            raise InvalidSetting(
+                "record.key is not for one command: name the key in ssse.toml, which is then recorded."
+            )
+        with open_transaction(
+            self.folder, command, options=options, wait=self.wait, waiting=self._waiting
+        ) as transaction:
             yield transaction
 
     def _waiting(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from ssse.workspace import settings as toml
 from ssse.workspace.engines.choice import engine_for
 from ssse.workspace.engines.data import UserData
 from ssse.workspace.record import ledger as ledgers
+from ssse.workspace.record.anchors import Anchors
 from ssse.workspace.record.folder import SKOPS, STATES, Folder
 from ssse.workspace.record.ledger import Entry, Ledger
 from ssse.workspace.record.seal import seal_files
+from ssse.workspace.record.signing import Signing, read_key
 from ssse.workspace.record.transaction import Transaction
 from ssse.workspace.settings import Settings
 
@@ -28,6 +31,9 @@ def create(path: Path, settings: Settings, weights: Path) -> tuple[Entry, dict[s
     if any("\ud800" <= sign <= "\udfff" for sign in str(path)):  # bytes of a name that are no UTF-8
         raise InvalidSetting(f"'{path}': safetensors cannot open files in such a folder; name one in UTF-8.")
     _check_factory(settings, weights)
+    signing = Signing(key=read_key(path, settings))
+    anchors = Anchors.of(path, settings, settings.record.anchor_command)
+    anchors.check_new()
     user_data = UserData(settings, path)
     engine = engine_for(user_data)
     model = engine.read(weights)
@@ -46,11 +52,16 @@ def create(path: Path, settings: Settings, weights: Path) -> tuple[Entry, dict[s
             "salt": secrets.token_hex(32),
             "settings": settings.to_dict(),
             "versions": versions(),
+            **signing.named(),
         }
         with Ledger.open(unfinished / ledgers.FILE) as ledger:
+            ledger.signer = signing.key
             transaction = Transaction(Folder(unfinished), ledger, settings, "init", seal_files(unfinished, ()))
             entry = transaction.advance("created", None, details, lambda state: engine.write_state(state, model, None))
-        seal_files(unfinished, (ledgers.FILE, toml.FILE)).write(unfinished)
+        seal = seal_files(unfinished, (ledgers.FILE, toml.FILE))
+        seal.write(unfinished)
+    if anchors:  # a folder that never appeared has no heads
+        replace(seal, published=anchors.publish(path / ledgers.FILE, {})).write(path)
     return entry, seen
 
 

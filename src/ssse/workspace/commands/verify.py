@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 from ssse.errors import BrokenArtefact, InvalidSetting
 from ssse.system import files
 from ssse.system.digests import digest_file
 from ssse.workspace import settings as toml
+from ssse.workspace.commands.vouching import Vouching, times_that_run_backwards
 from ssse.workspace.record import ledger as ledgers
 from ssse.workspace.record.database import INDEX, JOURNAL, LOG
 from ssse.workspace.record.folder import MAKERS, MODELS, PAGE, SAMPLES, Folder, open_to_others, state_name, summary
+from ssse.workspace.record.heads import Heads
 from ssse.workspace.record.ledger import Entry, Ledger
 from ssse.workspace.record.lock import locked
 from ssse.workspace.record.seal import FILE as SEAL
@@ -34,22 +37,35 @@ class _Findings:
     entries: int = 0
     checked: list[str] = field(default_factory=list)
     interrupted: str | None = None
+    signed: int = 0
+    anchored: int = 0
 
     def damage(self, name: str, what: str) -> None:
         self.damages.append((name, what))
 
 
 def verify(
-    folder: Folder, *, head: str | None = None, wait: bool = True, waiting: Callable[[], None] = lambda: None
+    folder: Folder,
+    *,
+    head: str | None = None,
+    keys: Sequence[Path] = (),
+    anchor: Path | None = None,
+    wait: bool = True,
+    waiting: Callable[[], None] = lambda: None,
 ) -> Verification:
-    """Check ledger, settings, weights, curvature, digests. `head`: a hash noted earlier, which must still be there."""
+    """Check ledger, settings, weights, curvature, digests.
+
+    `head`: a hash noted earlier, which must still be there. `keys`: public ones, of which one must have signed each
+    entry from the first signed one on. `anchor`: a file of heads, each of which the ledger must continue.
+    """
     folder.check()
+    vouching = Vouching.read(keys, anchor)
     if head is not None and not re.fullmatch("[0-9a-f]{64}", head):
         raise InvalidSetting(f"A head is all 64 characters of a hash, as `ssse log` prints it last; not {head!r}.")
     with locked(folder.path, shared=True, wait=wait, waiting=waiting):
         findings = _Findings()
         seal = _check_seal(folder, findings)
-        entries = _check_ledger(folder, seal, head, findings)
+        entries = _check_ledger(folder, seal, head, vouching, findings)
         if entries is not None:
             try:
                 _check_states(folder, entries, seal.files if seal else (), findings)
@@ -86,7 +102,9 @@ def _check_seal(folder: Folder, findings: _Findings) -> Seal | None:
     return seal
 
 
-def _check_ledger(folder: Folder, seal: Seal | None, head: str | None, findings: _Findings) -> list[Entry] | None:
+def _check_ledger(
+    folder: Folder, seal: Seal | None, head: str | None, vouching: Vouching, findings: _Findings
+) -> list[Entry] | None:
     """The chain, entry by entry, from memory: reading a SQLite file in place may write beside it."""
     at_rest = seal is not None and seal.command is None
     for name in (LOG, JOURNAL):
@@ -100,6 +118,8 @@ def _check_ledger(folder: Folder, seal: Seal | None, head: str | None, findings:
         with Ledger.read_at_rest(folder.ledger) as ledger:
             damages = ledger.damages()
             entries = list(ledger.entries()) if not damages else []
+            heads = Heads.of(ledger) if not damages and ledger.has_leaves else None
+            damages = damages or vouching.damages(heads)
     except BrokenArtefact as error:
         findings.damage(ledgers.FILE, _after_name(error))
         return None
@@ -108,6 +128,9 @@ def _check_ledger(folder: Folder, seal: Seal | None, head: str | None, findings:
     if damages:
         return None
     findings.entries, findings.head = len(entries), entries[-1].hash
+    findings.notes += [*vouching.notes(heads), *times_that_run_backwards(entries)]
+    findings.signed = 0 if heads is None else sum(signature is not None for signature in heads.signatures)
+    findings.anchored = len(vouching.published)
     if head is not None and head not in {entry.hash for entry in entries}:
         findings.damage(ledgers.FILE, f"does not contain the entry {head[:12]}…: it was cut or written anew since")
     return entries

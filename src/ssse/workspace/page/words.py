@@ -29,6 +29,7 @@ KINDS = {
     "sealed": "old files dealt with",
     "refused": "request refused",
     "evaluated": "models measured",
+    "upgraded": "workspace upgraded",
 }
 ROWS_OF_ESTIMATOR = "the second derivative of the estimator's own objective"
 ROWS = {

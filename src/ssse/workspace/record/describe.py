@@ -89,7 +89,14 @@ def _created(d: Details) -> str:
 
 def _configured(d: Details) -> str:
     changes = (d.get("changes") or {}).items()
-    return "; ".join(f"{key}: {setting(pair[0])} → {setting(pair[1])}" for key, pair in changes)
+    lines = [f"{key}: {setting(pair[0])} → {setting(pair[1])}" for key, pair in changes]
+    if d.get("keys"):
+        lines.append(f"signing key {' → '.join(digest(key) for key in d['keys'])}")
+    return "; ".join(lines)
+
+
+def _upgraded(d: Details) -> str:
+    return f"to version {d.get('version', 'unknown')}: leaves for {count(d.get('leaves'), 'entry')}"
 
 
 def _fitted(d: Details) -> str:
@@ -147,4 +154,5 @@ _LINES = {
     "sealed": _sealed,
     "refused": _refused,
     "evaluated": _evaluated,
+    "upgraded": _upgraded,
 }

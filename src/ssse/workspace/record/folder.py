@@ -29,6 +29,7 @@ from ssse.system.digests import digest_named
 from ssse.workspace import settings as toml
 from ssse.workspace.record import ledger as ledgers
 from ssse.workspace.record.database import LOG
+from ssse.workspace.record.heads import Heads
 from ssse.workspace.record.ledger import Entry, Ledger
 from ssse.workspace.record.seal import FILE as SEAL
 from ssse.workspace.record.seal import Seal
@@ -88,6 +89,8 @@ class Folder:
         if seal.command is not None:
             if damages := ledger.damages():
                 raise Damaged(f"'{self.ledger}': {damages[0]}. `ssse verify` says more.")
+            if ledger.has_leaves and (bad := next(Heads.of(ledger).badly_signed(), None)) is not None:
+                raise Damaged(f"'{self.ledger}': entry {bad} is not signed by the key that the ledger names.")
             made = ledger.last(*MAKERS)
             if made is not None:
                 expected |= {f"states/{state_name(made)}/{name}": d for name, d in made.details["files"].items()}

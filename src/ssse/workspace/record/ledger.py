@@ -1,5 +1,9 @@
 """The ledger: an append-only chain of entries in SQLite. Each carries the hash of the one before it.
 
+Beside it stands each entry's leaf, what others may see of it, with the entry's hash in it. The leaves are a Merkle tree
+(`proof/merkle.py`); with a key, every entry has a signature of the tree up to itself. Ledgers of earlier versions have
+no leaves until `ssse upgrade` makes them.
+
 No sample and no label is in it. What was erased is known by salted digests alone: enough to say whether a given sample
 is among them, and nothing else. Nothing here imports torch.
 """
@@ -11,7 +15,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +23,16 @@ from ssse.errors import BrokenArtefact
 from ssse.system.digests import digest_bytes, digest_file
 from ssse.system.environment import clock
 from ssse.system.files import create_private
+from ssse.workspace.proof.checkpoint import Checkpoint, encoded, origin_of
+from ssse.workspace.proof.keys import PrivateKey
+from ssse.workspace.proof.merkle import Frontier, leaf_hash
 from ssse.workspace.record.database import FILE, connect, in_memory, in_place, in_words, settle
+from ssse.workspace.record.entry import FIRST, SHOWN, Entry, blind, canonical, digest_shown
+from ssse.workspace.record.published import published
 
-FIRST = "0" * 64  # the hash before the first entry
 AT_A_TIME = 500  # parameters of one SQL statement
 ERASED = "SELECT digest, request FROM samples JOIN entries ON seq = entry"
-SCHEMA = """\
+BEFORE = """\
 CREATE TABLE entries (
     seq INTEGER PRIMARY KEY, time TEXT NOT NULL, kind TEXT NOT NULL, request TEXT, details TEXT NOT NULL,
     previous TEXT NOT NULL, hash TEXT NOT NULL UNIQUE);
@@ -44,21 +52,16 @@ END;
 """
 
 
-@dataclass(frozen=True)
-class Entry:
-    seq: int
-    time: str
-    kind: str
-    request: str | None
-    details: dict[str, Any]
-    previous: str
-    hash: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def expected_hash(self) -> str:
-        return _hash(self.seq, self.time, self.kind, self.request, self.details, self.previous)
+LEAVES = """\
+CREATE TABLE leaves (seq INTEGER PRIMARY KEY REFERENCES entries (seq), leaf TEXT NOT NULL, signature TEXT);
+CREATE TRIGGER leaves_stay BEFORE UPDATE ON leaves BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
+CREATE TRIGGER leaves_are_kept BEFORE DELETE ON leaves BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
+CREATE TRIGGER leaves_follow BEFORE INSERT ON leaves
+WHEN NEW.seq IS NOT 1 + (SELECT coalesce(max(seq), 0) FROM leaves) BEGIN
+    SELECT RAISE(ABORT, 'the ledger is append-only');
+END;
+"""
+SCHEMA = BEFORE + LEAVES  # until version 0.2 there were no leaves
 
 
 class Ledger:
@@ -67,6 +70,9 @@ class Ledger:
     def __init__(self, connection: sqlite3.Connection):
         self._connection = connection
         self.digest_before: str | None = None  # of the file, as it was until what was written came into it
+        self.signer: PrivateKey | None = None  # of what is appended
+        self._frontier: Frontier | None = None  # of the leaves, once it was needed; nobody else appends meanwhile
+        self._salt: str | None = None
 
     @classmethod
     def create(cls, path: Path) -> None:
@@ -115,17 +121,85 @@ class Ledger:
             yield cls(connection)
 
     def append(self, kind: str, request: str | None, details: Mapping[str, Any], samples: Sequence[int] = ()) -> Entry:
-        """One entry, and the digests of the samples that it erases, in one transaction: both or neither."""
-        kept: dict[str, Any] = json.loads(_canonical(details))  # as it will be read
+        """One entry, its leaf and signature, the digests of the samples that it erases; in one transaction."""
+        kept: dict[str, Any] = json.loads(canonical(details))  # as it will be read
         with self._transaction():
-            last = self.last()
-            seq, previous = (last.seq + 1, last.hash) if last else (1, FIRST)
-            time = clock()
-            entry = Entry(seq, time, kind, request, kept, previous, _hash(seq, time, kind, request, kept, previous))
-            row = (seq, time, kind, request, _canonical(kept), previous, entry.hash)
-            self._connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-            self._connection.executemany("INSERT INTO samples VALUES (?, ?)", ((seq, int(d)) for d in sorted(samples)))
+            entry = self._insert(kind, request, kept, samples)
+            grown = self._insert_leaf(entry) if self.has_leaves else None
+        self._frontier = grown
         return entry
+
+    def upgrade(self, details: Mapping[str, Any]) -> Entry:
+        """Leaves for all entries of a ledger that has none, and the entry that says so, in one transaction.
+
+        Its details have the root of the tree of the leaves before it, which no hash of an entry covers.
+        """
+        with self._transaction():
+            for statement in _statements(LEAVES):
+                self._connection.execute(statement)
+            grown = Frontier()
+            for entry in list(self.entries()):
+                grown = self._add_leaf(entry, grown, None)
+            rooted = {**details, "leaves": grown.size, "root": encoded(grown.root())}
+            entry = self._insert("upgraded", None, json.loads(canonical(rooted)), ())
+            grown = self._add_leaf(entry, grown, None)  # the key is named by an entry that comes after it
+        self._frontier = grown
+        return entry
+
+    def _insert(self, kind: str, request: str | None, details: dict[str, Any], samples: Sequence[int]) -> Entry:
+        last = self.last()
+        seq, previous = (last.seq + 1, last.hash) if last else (1, FIRST)
+        entry = complete(Entry(seq, clock(), kind, request, details, previous, ""), self._salt_for(seq, details))
+        row = (seq, entry.time, kind, request, canonical(entry.details), previous, entry.hash)
+        self._connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        self._connection.executemany("INSERT INTO samples VALUES (?, ?)", ((seq, int(d)) for d in sorted(samples)))
+        return entry
+
+    def _insert_leaf(self, entry: Entry) -> Frontier:
+        before = self.frontier
+        if before.size != entry.seq - 1:
+            raise BrokenArtefact(f"'{FILE}' is damaged: it has {before.size} leaves before entry {entry.seq}.")
+        return self._add_leaf(entry, before, self.signer)
+
+    def _add_leaf(self, entry: Entry, before: Frontier, signer: PrivateKey | None) -> Frontier:
+        leaf = leaf_of(entry)
+        grown, signature = before.add(leaf_hash(leaf.encode())), None
+        if signer is not None:
+            first = self._one("WHERE seq = 1")
+            assert first is not None
+            head = Checkpoint(origin_of(first.hash), entry.seq, grown.root(), entry.hash, entry.time)
+            signature = encoded(signer.sign(head.text().encode()))
+        self._connection.execute("INSERT INTO leaves VALUES (?, ?, ?)", (entry.seq, leaf, signature))
+        return grown
+
+    def _salt_for(self, seq: int, details: Mapping[str, Any]) -> str:
+        """As text; of the first entry, what it is about to say itself."""
+        if seq == 1:
+            return str(details.get("salt", ""))
+        if self._salt is None:
+            first = self._one("WHERE seq = 1")
+            self._salt = str(first.details.get("salt", "")) if first else ""
+        return self._salt
+
+    @property
+    def frontier(self) -> Frontier:
+        """Of the tree of all leaves."""
+        if self._frontier is None:
+            grown = Frontier()
+            for leaf, _ in self.leaves():
+                grown = grown.add(leaf_hash(leaf.encode()))
+            self._frontier = grown
+        return self._frontier
+
+    @property
+    def has_leaves(self) -> bool:
+        """Not in ledgers of earlier versions, until they are upgraded."""
+        return self._connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'leaves'").fetchone() is not None
+
+    def leaves(self) -> Iterator[tuple[str, str | None]]:
+        """What others may see of each entry, and its signature in base64 where it has one."""
+        if self.has_leaves:
+            yield from self._connection.execute("SELECT leaf, signature FROM leaves ORDER BY seq")
 
     @property
     def salt(self) -> bytes:
@@ -195,11 +269,14 @@ class Ledger:
         return [row[0] for row in self._connection.execute("SELECT digest FROM samples WHERE entry = ?", (seq,))]
 
     def damages(self) -> list[str]:
-        """What does not hold: the file's structure, its triggers, the chain, the digests of erased samples."""
+        """What does not hold: the file's structure, its triggers, the chain, the leaves, the digests of erased samples.
+
+        Signatures are checked by `record/heads.py`, against the keys that the ledger names or others.
+        """
         damages = [row[0] for row in self._connection.execute("PRAGMA integrity_check(3)") if row[0] != "ok"]
         if damages:
             return [f"SQLite finds it damaged ({damages[0]})"]
-        if _schema_of(self._connection) != _expected_schema():
+        if _schema_of(self._connection) not in (_expected_schema(SCHEMA), _expected_schema(BEFORE)):
             return ["its tables or its append-only triggers are not the original ones"]
         previous = FIRST
         for place, entry in enumerate(self.entries(), start=1):
@@ -211,9 +288,31 @@ class Ledger:
         if previous == FIRST:
             return ["it is empty"]
         try:
-            return self._damaged_samples()
+            return self._damaged_leaves() or self._damaged_samples()
         except (KeyError, TypeError):  # the whole chain was written anew, and not by us
             return ["its entries are not as ssse writes them"]
+
+    def _damaged_leaves(self) -> list[str]:
+        """Each is of its entry; what it shows of it is what the entry's hash, or that of the upgrade, says."""
+        if not self.has_leaves:
+            return []
+        grown, checked = Frontier(), 0  # how many are covered by a hash in the chain
+        leaves = self.leaves()
+        for entry in self.entries():
+            leaf, _ = next(leaves, (None, None))
+            if leaf is None:
+                return [f"entry {entry.seq} has no leaf"]
+            if entry.kind == "upgraded":
+                if (entry.details["leaves"], entry.details["root"]) != (grown.size, encoded(grown.root())):
+                    return [f"a leaf before entry {entry.seq} was altered"]
+                checked = grown.size
+            if not isinstance(leaf, str) or not _is_leaf_of(leaf, entry):
+                return [f"the leaf of entry {entry.seq} was altered"]
+            grown = grown.add(leaf_hash(leaf.encode()))
+            checked += SHOWN in entry.details
+        if next(leaves, None) is not None:
+            return ["it has leaves of no entry"]
+        return [] if checked == grown.size else ["it has leaves that no entry vouches for"]
 
     def _damaged_samples(self) -> list[str]:
         """The digests of erased samples are those that the entries say, and no more than were received."""
@@ -261,20 +360,41 @@ def digest_of_samples(digests: Iterable[int]) -> str:
     return digest_bytes(",".join(map(str, sorted(int(d) for d in digests))))
 
 
-def _hash(seq: int, time: str, kind: str, request: str | None, details: Mapping[str, Any], previous: str) -> str:
-    return digest_bytes(_canonical([seq, time, kind, request, details, previous]))
+def complete(entry: Entry, salt: str) -> Entry:
+    """With what `append` adds to the details, and with its hash. `salt`: in hex, of the samples' digests."""
+    hidden = replace(entry, details={**entry.details, **blind(salt, entry.previous)})
+    return replace(hidden, details={**hidden.details, SHOWN: digest_shown(published(hidden))}).hashed()
 
 
-def _canonical(value: Any) -> str:
-    """The same text for the same content. NaN has no place in it: JSON does not know it."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+def leaf_of(entry: Entry) -> str:
+    return canonical(published(entry))
+
+
+def _is_leaf_of(leaf: str, entry: Entry) -> bool:
+    """Of whatever version, which may have shown more or less of it."""
+    try:
+        body = json.loads(leaf)
+        mine = (body["seq"], body["hash"]) == (entry.seq, entry.hash) and leaf == canonical(body)
+        return mine and entry.details.get(SHOWN) in (None, digest_shown(body))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def _statements(script: str) -> Iterator[str]:
+    """One by one: executescript would commit what is under way."""
+    part = ""
+    for line in script.splitlines(keepends=True):
+        part += line
+        if sqlite3.complete_statement(part):
+            yield part
+            part = ""
 
 
 def _schema_of(connection: sqlite3.Connection) -> list[Any]:
     return sorted(connection.execute("SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL"))
 
 
-def _expected_schema() -> list[Any]:
+def _expected_schema(script: str) -> list[Any]:
     with closing(sqlite3.connect(":memory:")) as fresh:
-        fresh.executescript(SCHEMA)
+        fresh.executescript(script)
         return _schema_of(fresh)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ssse.workspace.record.ledger import Entry
+from ssse.workspace.record.entry import BLIND, SHOWN, Entry
 
-SECRET = ("salt",)  # who has it and a sample could find out whether that was erased
+# Who has the salt and a sample could find out whether that was erased; `BLIND` hides what an entry's hash is of.
+# `SHOWN` is the digest of what is shown.
+SECRET = ("salt", BLIND, SHOWN)
 
 
 def published(entry: Entry) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,14 @@ from ssse.workspace.record import database
 from ssse.workspace.record.page_sum import sum_of_pages
 
 FILE = "seal.json"
-FORM = 2  # every digest is the SHA-256 of the whole file. In form 1 the ledger's was a sum over its pages.
-FIELDS = {1: {"files", "command", "stamp"}, FORM: {"files", "command", "form"}}
+# Every digest is the SHA-256 of the whole file. In form 1 the ledger's was a sum over its pages; form 2 did not say
+# which heads were published.
+FORM = 3
+FIELDS = {
+    1: {"files", "command", "stamp"},
+    2: {"files", "command", "form"},
+    FORM: {"files", "command", "form", "published"},
+}
 
 
 @dataclass(frozen=True)
@@ -29,12 +35,14 @@ class Seal:
 
     Attributes:
         files: digests by name. command: what is under way; None when closed.
-        form: how the digests are computed. Seals of form 1 are read, and never written.
+        form: how the digests are computed. Seals of earlier forms are read, and never written.
+        published: where heads go (`record/anchors.py`), and of how many entries the last one was that went there.
     """
 
     files: dict[str, str]
     command: str | None = None
     form: int = FORM
+    published: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> Seal:
@@ -49,7 +57,7 @@ class Seal:
             del body["digest"]
             whole = content == _with_digest(body)
             form = body.get("form", 1)
-            seal = cls(dict(body["files"]), body["command"], form)
+            seal = cls(dict(body["files"]), body["command"], form, dict(body.get("published", {})))
             known = FIELDS.get(form)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise BrokenArtefact(f"'{path}' was altered: it is not a seal any more.") from None
@@ -66,7 +74,7 @@ class Seal:
 
     def write(self, folder: Path) -> None:
         assert self.form == FORM
-        body = {"files": self.files, "command": self.command, "form": self.form}
+        body = {"files": self.files, "command": self.command, "form": self.form, "published": self.published}
         write_atomically(folder / FILE, _with_digest(body), private=True)
 
     def with_files(self, other: Seal) -> Seal:
@@ -79,7 +87,8 @@ class Seal:
         """For who has checked the ledger by the seal as it is, or has read it whole after a kill."""
         if self.form == FORM:
             return self
-        ledger = {database.FILE: digest_file(folder / database.FILE)} if database.FILE in self.files else {}
+        sealed = self.form == 1 and database.FILE in self.files
+        ledger = {database.FILE: digest_file(folder / database.FILE)} if sealed else {}
         return replace(self, files={**self.files, **ledger}, form=FORM)
 
     def fits(self, folder: Path, name: str) -> bool:

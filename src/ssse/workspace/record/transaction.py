@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ssse.errors import BrokenArtefact, Damaged, SSSEError
+from ssse.errors import BrokenArtefact, Damaged, InvalidSetting, SSSEError
 from ssse.system import files
 from ssse.system.digests import digest_file, digest_folder
 from ssse.workspace import settings as toml
 from ssse.workspace.record import ledger as ledgers
+from ssse.workspace.record.anchors import Anchors
 from ssse.workspace.record.details import read_details
 from ssse.workspace.record.folder import (
     CURVATURE,
@@ -31,17 +32,31 @@ from ssse.workspace.record.ledger import Entry, Ledger
 from ssse.workspace.record.lock import locked
 from ssse.workspace.record.residues import what_remains
 from ssse.workspace.record.seal import Seal, seal_files
+from ssse.workspace.record.signing import Signing, read_signing, recorded_command
 from ssse.workspace.settings import Settings
+
+UPGRADE = (
+    "This workspace was made by an earlier version, and has no place for signatures and no heads to publish: `ssse "
+    "upgrade` it first."
+)
 
 
 @contextmanager
 def open_transaction(
-    folder: Folder, command: str, *, wait: bool = True, waiting: Callable[[], None] = lambda: None
+    folder: Folder,
+    command: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    wait: bool = True,
+    waiting: Callable[[], None] = lambda: None,
 ) -> Iterator[Transaction]:
-    """Alone with the workspace. What an earlier command was killed at is finished first.
+    """Alone with the workspace. What an earlier command was killed at is finished first; what was done is published.
+
+    `options`: settings of this one call, of which the anchors are taken here.
 
     Raises:
         Damaged: something is not as it was written. Busy: another command is at work, and we are not to wait.
+        NotPublished: all is done, and its head did not get to its anchor.
     """
     folder.check()
     with locked(folder.path, wait=wait, waiting=waiting):
@@ -55,9 +70,14 @@ def open_transaction(
                 folder.refuse_damaged(ledger, seal)
                 seal = seal.in_todays_form(folder.path)
                 killed = seal.command is not None
-                transaction = Transaction(
-                    folder, ledger, toml.read(folder.path / toml.FILE), command, seal, recovered=killed
-                )
+                settings = toml.read(folder.path / toml.FILE)
+                anchors = Anchors.of(folder.path, settings, recorded_command(ledger), options)
+                anchors.check(ledger, seal.published)
+                signing = read_signing(folder.path, ledger, settings)
+                if not ledger.has_leaves and command != "upgrade" and (anchors or signing.key):
+                    raise InvalidSetting(UPGRADE)
+                ledger.signer = signing.key
+                transaction = Transaction(folder, ledger, settings, command, seal, killed, signing, anchors)
                 if killed:
                     transaction.finish()
                 yield transaction
@@ -68,6 +88,7 @@ def open_transaction(
                 raise Damaged(str(error)) from error
             raise
         transaction.close()
+        transaction.publish()
 
 
 @dataclass
@@ -80,6 +101,8 @@ class Transaction:
     command: str
     seal: Seal
     recovered: bool = False  # whether the sealed ledger is one from before a kill
+    signing: Signing = field(default_factory=Signing)
+    anchors: Anchors = field(default_factory=Anchors)
 
     @property
     def current(self) -> Entry:
@@ -91,22 +114,34 @@ class Transaction:
 
     def finish(self) -> None:
         """What a killed command left. Its page is the old one or the new one, and nobody wrote down which."""
+        if self.signing.changed and self.ledger.has_leaves:
+            self.record_settings()  # what is yet to be entered is signed by the new key, which must be named before
         self.tidy_up()
         if self.seal.command == "report":
             self.seal = self.seal.with_files(seal_files(self.folder.path, (PAGE,)))
 
     def begin(self) -> None:
         """From here on the workspace changes. Settings that were edited since are written into the ledger first."""
+        self.open_seal()
+        self.record_settings()
+
+    def open_seal(self) -> None:
         opened = self.seal.with_files(seal_files(self.folder.path, (toml.FILE,))).opened(self.command)
         if opened != self.seal:
             self.seal = opened
             self.seal.write(self.folder.path)
             self._sweep()
+
+    def record_settings(self) -> None:
+        """What was edited, and which key is in force from here on."""
         known = self.ledger.last("created", "configured")
         assert known is not None
         before = toml.check(known.details["settings"], "The ledger")
-        if changed := toml.changes(before, self.settings):
-            self.ledger.append("configured", None, {"changes": changed, "settings": self.settings.to_dict()})
+        changed = toml.changes(before, self.settings)
+        if changed or self.signing.changed:
+            details = {"changes": changed, "settings": self.settings.to_dict(), **self.signing.named()}
+            self.ledger.append("configured", None, details)
+            self.signing = replace(self.signing, old=self.signing.public)
 
     def advance(
         self,
@@ -177,6 +212,7 @@ class Transaction:
         with suppress(OSError, SSSEError):
             carried = self.seal.with_files(Seal({ledgers.FILE: self._ledger_now()}))
             with Ledger.open(self.folder.ledger) as ledger:
+                ledger.signer = self.signing.key
                 again = replace(self, ledger=ledger, seal=carried)
                 again.finish()
             again.close()
@@ -187,8 +223,15 @@ class Transaction:
             return
         kept = {name: digest for name, digest in self.seal.files.items() if (self.folder.path / name).is_file()}
         kept[ledgers.FILE] = self._ledger_now()
-        self.seal = Seal(kept).with_files(seal_files(self.folder.path, (toml.FILE,)))
+        self.seal = replace(self.seal, files=kept, command=None).with_files(seal_files(self.folder.path, (toml.FILE,)))
         self.seal.write(self.folder.path)
+
+    def publish(self) -> None:
+        """After all is sealed: the head goes to its anchors, where it is not there yet."""
+        published = {**self.seal.published, **self.anchors.publish(self.folder.ledger, self.seal.published)}
+        if published != self.seal.published and self.seal.command is None:
+            self.seal = replace(self.seal, published=published)
+            self.seal.write(self.folder.path)
 
     def _ledger_now(self) -> str:
         """Its digest after what this command wrote.

@@ -1,0 +1,140 @@
+"""`ssse key`, `prove`, `check`, `upgrade`: what makes the record evidence for somebody else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ssse.cli.console import DAMAGED, Screen, facts, failures_in_one_line, in_one_line
+from ssse.cli.options import STOPPED, Json, Keys, NoWait, Quiet, Verbose, Where, open_workspace
+from ssse.errors import InvalidSetting
+
+
+def key(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Of the private key; the public one is FILE.pub.")],
+    encrypt: Annotated[
+        bool,
+        typer.Option(
+            "--encrypt", help="With a passphrase: SSSE_KEY_PASSPHRASE in the environment, or asked for on the terminal."
+        ),
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Make a pair of keys (Ed25519), by which a workspace signs its entries. Keep it outside of the workspace."""
+    screen = Screen(as_json, quiet, verbose)
+    with failures_in_one_line("Stopped.", as_json):
+        from ssse.workspace.proof.keys import make_pair, public_path
+
+        public = make_pair(file, _passphrase() if encrypt else None)
+        beside = public_path(file)
+        screen.result({"private": str(file), "public": str(beside), "fingerprint": public.fingerprint})
+        screen.headline(f"Made the key {file} and, for those who check, {beside}.")
+        screen.tell(facts(fingerprint=public.fingerprint, next=f"ssse init WORKSPACE --key {file} …"))
+        screen.tell(
+            "Who has the private key can sign in your name: keep it, and a copy of it, where the folder is not."
+        )
+
+
+def _passphrase() -> str:
+    from ssse.workspace.proof.keys import PASSPHRASE
+
+    given = os.environ.get(PASSPHRASE)
+    if given is None:
+        given = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True)
+    if not given:
+        raise InvalidSetting("An empty passphrase protects nothing; leave --encrypt out, or give one.")
+    return given
+
+
+def prove(
+    workspace: Where,
+    request: Annotated[str | None, typer.Option(metavar="ID", help="All entries of this request.")] = None,
+    entry: Annotated[int | None, typer.Option(metavar="N", help="This entry.")] = None,
+    since: Annotated[
+        Path | None, typer.Option(metavar="HEADFILE", help="That nothing was changed since the last head in this file.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write; stdout if not given.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write a proof that `ssse check` checks without the workspace: of a request, of an entry, or since a head."""
+    screen = Screen(as_json, quiet, verbose)
+    with failures_in_one_line(STOPPED, as_json):
+        proved = open_workspace(workspace, screen).prove(request=request, entry=entry, since=since, output=output)
+        screen.result(proved.to_dict())
+        if output is None and not as_json:
+            print(proved.proof.to_json(), end="")
+            return
+        proof = proved.proof
+        about = f"since {proof.older.time}" if proof.older else counted_entries(len(proof.members))
+        screen.headline(f"The proof ({about}; head of {counted_entries(proof.head.size)}): {output}")
+        if not proof.head.signatures:
+            screen.tell("The head is not signed: who checks must have it from elsewhere (ssse check --head FILE).")
+
+
+def counted_entries(number: int) -> str:
+    return f"{number:,} {'entry' if number == 1 else 'entries'}"
+
+
+def check(
+    proof: Annotated[Path, typer.Argument(metavar="PROOF", help="A file that `ssse prove` wrote.")],
+    key: Keys = None,
+    head: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Heads from elsewhere, of which one must be that of the proof.")
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Check a proof, with no workspace at hand, by a public key or by a head that you have from elsewhere."""
+    screen = Screen(as_json, quiet, verbose)
+    with failures_in_one_line("Stopped.", as_json):
+        from ssse.workspace.proof.keys import PublicKey
+        from ssse.workspace.proof.proofs import check_proof, read_proof
+        from ssse.workspace.record.anchors import read_heads
+
+        trusted = None
+        if head is not None:
+            if not head.is_file():
+                raise InvalidSetting(f"There is no file of heads '{head}'.")
+            trusted = read_heads(head).heads
+        found = read_proof(proof)
+        checked = check_proof(found, [PublicKey.read(path) for path in key or []], trusted)
+        screen.result(
+            {"ok": checked.ok, "shown": checked.shown, "wrong": checked.wrong}
+            | {"entries": [one.shown for one in found.members] if checked.ok else []}
+        )
+        screen.headline(in_one_line(checked.shown if checked.ok else f"Nothing is shown: {checked.wrong}"))
+        if not checked.ok:
+            raise typer.Exit(DAMAGED)
+        from ssse.workspace.record.describe import describe
+
+        for one in found.members:
+            shown = one.shown
+            whose = f", request '{shown.get('request')}'" if shown.get("request") else ""
+            said = describe(str(shown.get("kind")), shown.get("details") or {})
+            screen.tell(in_one_line(f"{shown.get('seq')}  {shown.get('time')}  {shown.get('kind')}{whose}: {said}"))
+
+
+def upgrade(
+    workspace: Where,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    no_wait: NoWait = False,
+) -> None:
+    """Give a workspace of an earlier version what it lacks; the ledger says so."""
+    screen = Screen(as_json, quiet, verbose)
+    with failures_in_one_line(STOPPED, as_json):
+        upgraded = open_workspace(workspace, screen, no_wait).upgrade()
+        screen.result(upgraded.to_dict())
+        if upgraded.entry is None and not upgraded.gained:
+            screen.headline("Nothing is lacking: the workspace is of this version.")
+            return
+        screen.headline(f"Upgraded; it now has {'; '.join(upgraded.gained)}.")

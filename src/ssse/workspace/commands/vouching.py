@@ -1,0 +1,106 @@
+"""What a key and an anchor say of a ledger that is whole in itself; and what an old one lacks. Reads only, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from ssse.errors import InvalidSetting
+from ssse.workspace.proof.checkpoint import Checkpoint
+from ssse.workspace.proof.keys import PublicKey, signer_of
+from ssse.workspace.record.anchors import contradicts, read_heads
+from ssse.workspace.record.entry import Entry
+from ssse.workspace.record.heads import Heads
+
+NO_LEAVES = (
+    "It was made by an earlier version and has no leaves: nothing can be proved of single entries, nothing signed or "
+    "anchored. `ssse upgrade` makes them."
+)
+OWN_KEY = (
+    "The signatures are those of the key that the ledger itself names, which proves nothing against somebody who can "
+    "write the ledger. `ssse verify --key PUB` checks them with your own copy of the public key."
+)
+
+
+@dataclass
+class Vouching:
+    """`keys`: the public ones that signatures must be of. `anchor`: the name of a file; `published`: its heads."""
+
+    keys: Sequence[PublicKey] = ()
+    anchor: str | None = None
+    published: list[Checkpoint] = field(default_factory=list)
+    torn: bool = False
+
+    @classmethod
+    def read(cls, keys: Sequence[Path], anchor: Path | None) -> Vouching:
+        """Before the workspace is looked at.
+
+        Raises:
+            InvalidSetting, InvalidData: a file is not what it should be.
+        """
+        read = [PublicKey.read(path) for path in keys]
+        if anchor is None:
+            return cls(read)
+        if not anchor.exists():
+            raise InvalidSetting(f"There is no file of heads '{anchor}'.")
+        found = read_heads(anchor)
+        if not found.heads:
+            raise InvalidSetting(f"'{anchor}' holds no head.")
+        return cls(read, str(anchor), found.heads, bool(found.rest))
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self.keys) or self.anchor is not None
+
+    def damages(self, heads: Heads | None) -> list[str]:
+        """What the keys and the anchor say against the ledger; without a key, what it says against itself."""
+        if heads is None:
+            return ["has no leaves, so that no key and no anchor can vouch for it"] if self.wanted else []
+        return [*self._signatures(heads), *self._anchor(heads)]
+
+    def _signatures(self, heads: Heads) -> list[str]:
+        if not self.keys:
+            bad = next(heads.badly_signed(), None)
+            return [] if bad is None else [f"entry {bad} is not signed by the key that the ledger names"]
+        if not any(heads.signatures):
+            return ["has no signature at all"]
+        bad = next(heads.not_signed_by(self.keys), None)
+        return [] if bad is None else [f"entry {bad} is not signed by the key that was given"]
+
+    def _anchor(self, heads: Heads) -> list[str]:
+        if self.anchor is None:
+            return []
+        if contradiction := contradicts(heads, self.published):
+            return [f"is not what was published: '{self.anchor}' {contradiction.rstrip('.')}"]
+        if self.keys:
+            unsigned = next((head for head in self.published if signer_of(head, self.keys) is None), None)
+            if unsigned is not None:
+                return [f"'{self.anchor}' has a head of {unsigned.size} entries without a signature of the key given"]
+        return []
+
+    def notes(self, heads: Heads | None) -> list[str]:
+        found = []
+        if heads is None:
+            found.append(NO_LEAVES)
+        elif not self.keys and any(heads.signatures):
+            found.append(OWN_KEY)
+        elif self.keys and heads.signatures[0] is None:
+            first = next((place for place, one in enumerate(heads.signatures) if one is not None), heads.size)
+            found.append(
+                f"The first {first:,} entries were not signed when they were made: the key vouches for them only as "
+                f"they were when entry {first + 1:,} came."
+            )
+        if self.torn:
+            found.append(f"The last head in '{self.anchor}' was not written to its end; the next command completes it.")
+        return found
+
+
+def times_that_run_backwards(entries: Sequence[Entry]) -> list[str]:
+    """A clock may have been set; so it is noted, and no damage."""
+    back = [after for before, after in pairwise(entries) if after.time < before.time]
+    if not back:
+        return []
+    more = f" ({len(back) - 1} more such.)" if len(back) > 1 else ""
+    return [f"Times run backwards: entry {back[0].seq} is of {back[0].time}, earlier than the one before it.{more}"]

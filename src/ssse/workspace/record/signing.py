@@ -1,0 +1,96 @@
+"""Which key signs what is appended: the one that the settings name, if it is the right one. Without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ssse.errors import Damaged, InvalidSetting
+from ssse.workspace import settings as toml
+from ssse.workspace.proof.keys import PrivateKey, PublicKey
+from ssse.workspace.record.database import FILE
+from ssse.workspace.record.heads import NAMES_KEY, Heads
+from ssse.workspace.record.ledger import Ledger
+from ssse.workspace.settings import Settings
+
+
+@dataclass(frozen=True)
+class Signing:
+    """`old`: the key in force until now, by what the ledger names; `key`: the one to sign with from now on."""
+
+    old: PublicKey | None = None
+    key: PrivateKey | None = None
+
+    @property
+    def public(self) -> PublicKey | None:
+        return self.key.public if self.key else None
+
+    @property
+    def changed(self) -> bool:
+        return self.old != self.public
+
+    def named(self) -> dict[str, Any]:
+        """For the details of an entry that says which key is in force."""
+        found: dict[str, Any] = {"public_key": self.public.text if self.public else None}
+        if self.changed and self.old is not None:
+            found["keys"] = [key.fingerprint if key else None for key in (self.old, self.public)]
+        return found
+
+
+def read_signing(folder: Path, ledger: Ledger, settings: Settings) -> Signing:
+    """The key that the settings name, before anything is written.
+
+    Raises:
+        InvalidSetting: it cannot be used, or another key lies where the one in force was.
+        Damaged: the key in force has not signed the ledger as it is; to sign on top of it would be to vouch for it.
+    """
+    known = ledger.last(*NAMES_KEY)
+    said = known.details if known is not None else {}
+    old = _named(said)
+    key = read_key(folder, settings)
+    if key is None:
+        return Signing(old)
+    same_place = _setting(said, "key") == settings.record.key
+    if same_place and old is not None and key.public != old:
+        raise InvalidSetting(
+            f"'{key_path(folder, settings)}' is not the key that the ledger names: {key.public.fingerprint[:12]}…, and "
+            f"not {old.fingerprint[:12]}…. Put that one back; to change keys, name another file as record.key in "
+            f"{toml.FILE}. If it is your key, the ledger was written anew; `ssse verify --key` says more."
+        )
+    if old == key.public and not key.public.signed_checkpoint(Heads.of(ledger).newest()):
+        raise Damaged(f"'{folder / FILE}' is not as the key signed it. Restore a backup; `verify --key` says more.")
+    return Signing(old, key)
+
+
+def read_key(folder: Path, settings: Settings) -> PrivateKey | None:
+    path = key_path(folder, settings)
+    return None if path is None else PrivateKey.read(path)
+
+
+def key_path(folder: Path, settings: Settings) -> Path | None:
+    return None if settings.record.key is None else outside(folder, settings.record.key, "record.key")
+
+
+def outside(folder: Path, path: str, name: str) -> Path:
+    """Where a setting points to, which is not into the workspace: what vouches for it does not lie in it."""
+    found = toml.absolute(path, folder)
+    if found.resolve().is_relative_to(folder.resolve()):
+        raise InvalidSetting(f"{name} is '{path}', in the workspace itself: who can write that could replace it.")
+    return found
+
+
+def recorded_command(ledger: Ledger) -> str | None:
+    """The command that `init` was given. What a file that may have been edited says is not run."""
+    created = ledger.first("created")
+    return _setting(created.details, "anchor_command") if created is not None else None
+
+
+def _setting(details: Mapping[str, Any], key: str) -> Any:
+    return ((details.get("settings") or {}).get("record") or {}).get(key)
+
+
+def _named(details: Mapping[str, Any]) -> PublicKey | None:
+    text = details.get("public_key")
+    return None if text is None else PublicKey.from_text(text)
