@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,17 @@ from ssse.workspace.commands.verify import verify
 from ssse.workspace.record.folder import Folder
 from ssse.workspace.record.ledger import Entry
 from ssse.workspace.record.transaction import Transaction, open_transaction
-from ssse.workspace.results import Calibrated, CommandResult, Erased, Evaluated, Fitted, Log, Reported, Verification
+from ssse.workspace.results import (
+    Calibrated,
+    CommandResult,
+    Erased,
+    Evaluated,
+    Fitted,
+    Log,
+    Reported,
+    Settled,
+    Verification,
+)
 from ssse.workspace.settings import Settings
 
 Options = Mapping[str, Any]
@@ -98,11 +108,11 @@ class Workspace:
         ids: Sequence[str] | None = None,
         options: Options | None = None,
         dry_run: bool = False,
-        force: bool = False,
+        override: Collection[str] = (),
     ) -> Erased:
         """Answer one deletion request: erase its samples, or refuse it with the reason.
 
-        `force`: also by a step that cannot be right, which is refused otherwise; the entry says so.
+        `override`: bounds (`ssse.BOUNDS`) that are not to refuse the step; the entry says which it broke.
         """
         from ssse.workspace.commands.erase import erase
 
@@ -115,9 +125,23 @@ class Workspace:
                 _text(forget),
                 ids,
                 dry_run=dry_run,
-                force=force,
+                override=override,
                 progress=self.progress,
             )
+
+    def confirm(self, request: str | None = None) -> Settled:
+        """Of requests that wait: go on with the current model, and shred what was kept from before them."""
+        from ssse.workspace.commands.settle import confirm
+
+        with self._transaction("confirm") as transaction:
+            return confirm(transaction, request)
+
+    def revert(self, request: str | None = None) -> Settled:
+        """Of requests that wait: back to the model from before them. Their samples are not erased any more."""
+        from ssse.workspace.commands.settle import revert
+
+        with self._transaction("revert") as transaction:
+            return revert(transaction, request)
 
     def evaluate(
         self,
@@ -158,9 +182,23 @@ class Workspace:
         """The ledger, or what belongs to one request; also while another command is at work."""
         return read_log(self.folder, request)
 
-    def verify(self, head: str | None = None) -> Verification:
-        """Check every byte of ledger, weights and curvature. `head`: a hash noted earlier that must still be there."""
-        return verify(self.folder, head=head, wait=self.wait, waiting=self._waiting)
+    def verify(
+        self, head: str | None = None, *, recompute: str | None = None, forget: PathLike | None = None
+    ) -> Verification:
+        """Check every byte of ledger, weights and curvature.
+
+        `head`: a hash noted earlier that must still be there. `recompute`: a request whose old state is kept, which is
+        carried out again and compared; `forget`: its samples, where they have left the training data.
+        """
+        found = verify(self.folder, head=head, wait=self.wait, waiting=self._waiting)
+        if recompute is None:
+            if forget is not None:
+                raise InvalidSetting("The samples are for --recompute REQUEST; name the request that erased them.")
+            return found
+        from ssse.workspace.commands.recompute import recompute as replay
+
+        lock: dict[str, Any] = {"wait": self.wait, "waiting": self._waiting}
+        return replay(self.folder, self.settings(), found, recompute, _text(forget), **lock, progress=self.progress)
 
     def settings(self) -> Settings:
         self.folder.check()
