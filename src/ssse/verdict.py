@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, Self
 
 Verdict = Literal["ok", "caution", "refused"]
-Bound = Literal["step", "stationarity", "share", "probe", "leverage"]
+Bound = Literal["stationarity", "share", "step", "leverage", "probe"]
 
-# What a step must keep to, or it is refused: its length; a model at the minimum of the objective that was declared; how
-# much of the data goes at once; samples that should keep working; what stays, holding it. Who overrides one names it.
+# What a step must keep to, or it is refused: a model at the minimum of the objective that was declared; how much of the
+# data goes at once; its length; what stays, holding it; samples that should keep working. Who overrides one names it.
 # Where there is no step to take (NaN, samples that were never there, a leverage of 1 or more) nothing is overridden.
-BOUNDS: tuple[Bound, ...] = ("step", "stationarity", "share", "probe", "leverage")
+BOUNDS: tuple[Bound, ...] = ("stationarity", "share", "step", "leverage", "probe")  # causes first
 
 # Of the samples that the curvature stands for, the most that one request may take. Half of the classes of balanced data
 # is half of the samples, give or take what classes differ by in size, and so is one class of two; one class of three is

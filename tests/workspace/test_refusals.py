@@ -73,27 +73,28 @@ def test_a_step_that_would_destroy_the_model_is_refused(made):
 
 def test_overridden_by_name_it_is_taken_and_recorded(made):
     text, _ = call("erase", made.path, "--request", "r", "--ids", IDS, code=3)
-    assert "To take the step all the same: --override step --override stationarity." in text
+    assert "To take the step all the same: --override stationarity --override step --override leverage." in text
     assert "override=" not in text
     call("erase", made.path, "--request", "r", "--ids", IDS, "--override", "stationarity", code=3)
     text, _ = call(
         *("erase", made.path, "--request", "r", "--ids", IDS),
-        *("--override", "step", "--override", "stationarity"),
+        *("--override", "step", "--override", "stationarity", "--override", "leverage"),
         code=6,
     )
-    assert "Verdict: caution, overriding step, stationarity." in text
+    assert "Verdict: caution, overriding stationarity, step, leverage." in text
     assert "because Overridden (stationarity): By its gradient" in text
     entries = call_json("log", made.path, "--request", "r")["entries"]
     assert [entry["kind"] for entry in entries] == [*["received", "refused"] * 2, "received", "erased"]
     details = entries[-1]["details"]
-    assert (details["overridden"], details["verdict"]) == (["step", "stationarity"], "caution")
+    assert (details["overridden"], details["verdict"]) == (["stationarity", "step", "leverage"], "caution")
     assert details["held"]
-    assert entries[1]["details"]["diagnostics"]["broken"] == ["step", "stationarity"]
-    assert "verdict caution, overriding step, stationarity" in call("log", made.path)[0].replace("\n", " ")
+    assert entries[1]["details"]["diagnostics"]["broken"] == ["stationarity", "step", "leverage"]
+    said = " ".join(call("log", made.path)[0].split())
+    assert "verdict caution, overriding stationarity, step, leverage, held until confirmed" in said
     assert not torch.equal(made.weights()["weight"], digits.model().weight)
     call("report", made.path)
     page = (made.path / "report.html").read_text()
-    assert "▲ caution, overriding step, stationarity" in page
+    assert "▲ caution, overriding stationarity, step, leverage" in page
     assert "Overridden (stationarity): By its gradient" in page
     assert "◐ erased, waits for confirmation" in page
 

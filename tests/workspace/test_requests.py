@@ -167,7 +167,7 @@ def test_rows_of_batches_drop_the_curvature(tmp_path):
     )
     assert_same(workspace, erasure.model)
     assert not (workspace.folder.current / "curvature").exists()
-    assert workspace.log().entries[-2].details["after"]["curvature"] is None
+    assert workspace.log().entries[-1].details["after"]["curvature"] is None
     before = workspaces.snapshot(workspace.folder.path)
     assert "run `ssse fit`" in call_error("erase", workspace.folder.path, "--request", "b", "--ids", "0,21")
     assert workspaces.snapshot(workspace.folder.path) == before

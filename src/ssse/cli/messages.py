@@ -156,5 +156,6 @@ def held(screen: Screen, workspace: Path, erased: Erased, dry_run: bool) -> None
     if not dry_run:
         first = erased.held[0]
         since = "" if len(erased.held) == 1 else f" '{first}', the first of {len(erased.held)} that wait"
-        screen.tell(f"The model from before{since or ' it'} is kept, with all that was to be forgotten. Then:")
-        screen.tell(facts(go_on=f"ssse confirm {workspace}", go_back=f"ssse revert {workspace}"))
+        screen.tell(f"The model from before{since or ' it'} is kept, with all that was to be forgotten.")
+        screen.tell(f"To go on with the new one: ssse confirm {workspace}")
+        screen.tell(f"To go back to the old one: ssse revert {workspace}")

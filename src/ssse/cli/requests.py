@@ -238,7 +238,7 @@ def erase(
         list[str] | None,
         typer.Option(
             metavar="BOUND",
-            help="Also take a step that breaks this bound: step, stationarity, share, probe or leverage. Repeatable; "
+            help="Also take a step that breaks this bound: stationarity, share, step, leverage or probe. Repeatable; "
             "the ledger says which were broken.",
         ),
     ] = None,

@@ -44,11 +44,11 @@ def refusal_of(
 ) -> tuple[dict[Bound, str], list[str]]:
     """Which bounds the step breaks, with the reasons; and what to do about it. Nothing if it may be taken."""
     found: dict[Bound, list[str]] = {
-        "step": impossible(measured, curvature),
         "stationarity": contradicted(measured, curvature),
         "share": [many] if (many := too_many_at_once(measured.k, measured.n)) else [],
-        "probe": [] if health is None else ruin(health),
+        "step": impossible(measured, curvature),
         "leverage": blind(measured, curvature),
+        "probe": [] if health is None else ruin(health),
     }
     broken: dict[Bound, str] = {bound: " ".join(reasons) for bound, reasons in found.items() if reasons}
     wrong = broken.keys() & {"step", "probe"} and not broken.keys() & {"stationarity", "share"}
