@@ -98,7 +98,7 @@ def test_nothing_that_is_done_with_a_mapped_curvature_writes_to_its_file(structu
     small(structure, **options).save(tmp_path / "curvature")
     before = {path.name: path.read_bytes() for path in (tmp_path / "curvature").iterdir()}
     loaded = ssse.Curvature.load(tmp_path / "curvature")
-    erasure = ssse.erase(sample.model, loaded, sample.loss, sample.part(slice(0, 2)), force=True)
+    erasure = ssse.erase(sample.model, loaded, sample.loss, sample.part(slice(0, 2)), override=ssse.BOUNDS)
     erasure.curvature.solve(torch.ones(18, dtype=torch.float64))
     loaded.with_damping(0.1).solve(torch.ones(18, dtype=torch.float64))
     if structure != ssse.LowRank(rank=4):

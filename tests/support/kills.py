@@ -29,7 +29,8 @@ from safetensors.torch import save_file
 from ssse.intake import skops as skops_files
 from ssse.intake import weights
 from ssse.system import files, store
-from ssse.workspace.record import database, folder, ledger, lock, membership, page_sum, seal
+from ssse.workspace.commands import settle
+from ssse.workspace.record import database, folder, holdings, ledger, lock, membership, page_sum, seal
 from ssse.workspace.record import transaction as transactions
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
@@ -37,7 +38,8 @@ from tests.support import workspaces
 WATCHED = {
     module.__file__
     for module in (
-        *(database, files, folder, transactions, ledger, lock, membership, page_sum, seal, skops_files, store, weights),
+        *(database, files, folder, holdings, transactions, ledger, lock, membership, page_sum, seal, settle),
+        *(skops_files, store, weights),
     )
 }
 FORGET = [3, 11]
@@ -62,6 +64,15 @@ def erase(workspace: Workspace) -> None:
 
 def erase_another(workspace: Workspace) -> None:
     assert workspace.erase("r-0", ids=["s5", "s6", "s30"]).outcome == "erased"
+
+
+def hold_another(workspace: Workspace) -> None:
+    workspace.erase("r-0", ids=["s5", "s6", "s30"], options={"erase.confirm": "always"})
+
+
+def hold_two(workspace: Workspace) -> None:
+    hold_another(workspace)
+    workspace.erase("r-2", ids=["s7"], options={"erase.confirm": "always"})
 
 
 def report(workspace: Workspace) -> None:
@@ -90,6 +101,7 @@ def retrain(workspace: Workspace) -> None:
     save_file(model.state_dict(), workspace.folder.path.parent / "retrained.safetensors")
 
 
+HELD: dict[str, Any] = {"erase__confirm": "always"}
 KEPT: dict[str, Any] = {"erase__old_weights": "keep", "erase__old_curvature": "keep"}
 OPERATIONS = {
     "fit": Operation("fitted", Workspace.fit, fit=False),
@@ -98,10 +110,16 @@ OPERATIONS = {
     "erase lowrank": Operation("erased", erase, options={"fit__structure": "lowrank"}),
     "erase joint": Operation("erased", erase, erase_another, options={"erase__policy": "joint"}),
     "erase and keep": Operation("erased", erase, erase_another, options=KEPT),
+    "erase and hold": Operation("erased", erase, options=HELD),
+    "erase and hold another": Operation("erased", erase, hold_another, options=HELD),
+    "erase and settle": Operation("erased", erase, hold_two, options={"erase__confirm": "never"}),
+    "confirm": Operation("confirmed", Workspace.confirm, hold_two),
+    "revert": Operation("reverted", Workspace.revert, hold_two),
     "calibrate": Operation("calibrated", calibrate, retrain),
     "report": Operation("", report, report_before),
     "fit estimator": Operation("fitted", Workspace.fit, fit=False, make=workspaces.make_estimator),
     "erase estimator": Operation("erased", erase, make=workspaces.make_estimator),
+    "revert estimator": Operation("reverted", Workspace.revert, hold_two, make=workspaces.make_estimator),
     "erase estimator and keep": Operation(
         "erased", erase, erase_another, options={**KEPT, "erase__policy": "joint"}, make=workspaces.make_estimator
     ),
@@ -125,6 +143,7 @@ class Rehearsal:
         self.old = self.weights()
         self.operation.run(Workspace(self.trial))
         self.after, self.new, self.names = self.essence(), self.weights(), set(workspaces.snapshot(self.trial))
+        self.notes = Workspace(self.trial).verify().notes  # of requests that wait
 
     def start(self) -> None:
         if self.trial.exists():
@@ -193,7 +212,7 @@ class Rehearsal:
         seen = workspace.verify()
         assert seen.ok, seen.damages
         assert seen.interrupted is None
-        assert seen.notes == []
+        assert seen.notes == self.notes
         strange = set(workspaces.snapshot(self.trial)) ^ self.names
         assert not strange, strange
         entries, rest = self.essence()

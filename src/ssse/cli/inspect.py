@@ -116,6 +116,9 @@ def log(
                 screen.tell(json.dumps(body["details"], indent=1, ensure_ascii=False))
         for waiting in shown.pending:
             screen.tell(f"Request '{waiting}' was received and is not finished; the same command finishes it.")
+        if shown.held:
+            names = ", ".join(f"'{name}'" for name in shown.held)
+            screen.tell(f"Carried out and waiting for `ssse confirm` or `ssse revert`: {names}.")
         number = f"{len(entries):,} {'entry' if len(entries) == 1 else 'entries'}"
         screen.headline(f"{number}; head {shown.head}")
 
@@ -166,6 +169,11 @@ def verify(
         Path | None,
         typer.Option(metavar="FILE", help="Heads that were published, all of which must be of this ledger."),
     ] = None,
+    recompute: Annotated[
+        str | None,
+        typer.Option(metavar="REQUEST", help="Carry it out again from the kept state before it, and compare."),
+    ] = None,
+    forget: Forget = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -173,8 +181,9 @@ def verify(
 ) -> None:
     """Check every byte of ledger, weights and curvature. Reads only."""
     screen = Screen(as_json, quiet, verbose)
-    with failures_in_one_line("Stopped.", as_json):
-        verification = open_workspace(workspace, screen, no_wait).verify(head, keys=key or [], anchor=anchor)
+    with failures_in_one_line("Stopped.", as_json), screen.alone():
+        opened = open_workspace(workspace, screen, no_wait)
+        verification = opened.verify(head, keys=key or [], anchor=anchor, recompute=recompute, forget=only(forget))
         screen.result(verification.to_dict())
         for name, what in verification.damages:
             screen.headline(in_one_line(f"{name}: {what}"))
@@ -186,6 +195,10 @@ def verify(
             raise typer.Exit(DAMAGED)
         entries = f"{verification.entries:,} {'entry' if verification.entries == 1 else 'entries'}"
         screen.headline(f"All is as it was written: {entries}, {counted(verification.files, 'file')}.")
+        if (replay := verification.recomputed) is not None:
+            rounding = f"to rounding: the replay ends {replay.distance:.2g} of its step away"
+            how = "bit for bit" if replay.same else rounding
+            screen.headline(f"The weights are what erasing '{replay.request}' gives, {how}.")
         screen.detail("\n".join(verification.checked))
         screen.tell(f"head  {verification.head}")  # in one piece, whatever the terminal's width
         if key and anchor is not None:

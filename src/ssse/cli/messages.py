@@ -10,9 +10,8 @@ from ssse.cli.wording import as_settings
 from ssse.verdict import probe_in_words
 
 if TYPE_CHECKING:
+    from ssse.workspace.results import Erased
     from ssse.workspace.settings import Settings
-
-FAR_FROM_THE_MINIMUM = 0.05  # of ‖θ‖; from there on every verdict is caution
 
 
 def created(screen: Screen, workspace: Path, data: str, settings: Settings, seen: dict[str, Any]) -> None:
@@ -69,11 +68,6 @@ def fitted(screen: Screen, workspace: Path, details: dict[str, Any]) -> None:
             next=f"ssse erase {workspace} --request ID --forget FILE",
         )
     )
-    if sklearn and (details["correction"] or 0) > FAR_FROM_THE_MINIMUM:
-        screen.tell(
-            "The estimator is not at the minimum of its objective on this data: every request will correct for that "
-            "too, and none will be vouched for. Was it trained on exactly this data, without sample weights?"
-        )
 
 
 def _module_fitted(details: dict[str, Any]) -> dict[str, Any]:
@@ -123,8 +117,8 @@ def erased(screen: Screen, workspace: Path, request: str, details: dict[str, Any
     seen = details["diagnostics"]
     done = "Would erase" if dry_run else "Erased"
     of = f"{details['k']:,} of {counted(details['n'], 'sample')} (request '{request}')"
-    forced = ", taken by force" if details["forced"] else ""
-    screen.headline(f"{done} {of}. Verdict: {details['verdict']}{forced}.")
+    broken = f", overriding {', '.join(details['overridden'])}" if details["overridden"] else ""
+    screen.headline(f"{done} {of}. Verdict: {details['verdict']}{broken}.")
     for reason in seen["reasons"]:
         screen.tell(f"  because {as_settings(reason)}")
     moved = None if seen["relative_step"] is None else f"{seen['relative_step']:.3g} of ‖θ‖"
@@ -140,7 +134,7 @@ def erased(screen: Screen, workspace: Path, request: str, details: dict[str, Any
     )
     if not dry_run:
         old, new = (details[moment]["weights"][:12] for moment in ("before", "after"))
-        fate = "kept" if details["old"]["weights"] == "keep" else "shredded"
+        fate = "kept" if details["held"] or details["old"]["weights"] == "keep" else "shredded"
         name = next(name for name in details["files"] if not name.startswith("curvature/"))
         screen.tell(facts(before=f"weights {old}, {fate}", now=f"weights {new}"))
         screen.tell(f"The erased model: {workspace}/current/{name}")
@@ -151,3 +145,17 @@ def erased(screen: Screen, workspace: Path, request: str, details: dict[str, Any
         screen.tell(f"The curvature was dropped: rows of mini-batches cannot be separated. Next: ssse fit {workspace}")
     if dry_run:
         screen.tell("Nothing was written.")
+
+
+def held(screen: Screen, workspace: Path, erased: Erased, dry_run: bool) -> None:
+    """What is kept until somebody has looked, and how to say so."""
+    if not erased.details["held"]:
+        return
+    for why in erased.details["why_held"]:
+        screen.tell(f"{'Would wait' if dry_run else 'Waits'} for confirmation: {as_settings(why)}")
+    if not dry_run:
+        first = erased.held[0]
+        since = "" if len(erased.held) == 1 else f" '{first}', the first of {len(erased.held)} that wait"
+        screen.tell(f"The model from before{since or ' it'} is kept, with all that was to be forgotten.")
+        screen.tell(f"To go on with the new one: ssse confirm {workspace}")
+        screen.tell(f"To go back to the old one: ssse revert {workspace}")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from ssse.cli import messages
-from ssse.cli.console import REFUSED, Screen, counted, facts, failures_in_one_line
+from ssse.cli.console import CAUTION, REFUSED, Screen, counted, facts, failures_in_one_line
 from ssse.cli.options import (
     STOPPED,
     Forget,
@@ -181,6 +181,8 @@ def fit(
         fitted = open_workspace(workspace, screen, no_wait).fit(options, again=again)
         details = fitted.entry.details
         screen.result(fitted.to_dict())
+        for doubt in details.get("doubts", ()) if fitted.now else ():
+            screen.warn(as_settings(doubt))
         if not fitted.now:
             screen.headline(f"Fitted already, on {fitted.entry.time}; --again fits anew on the data that remains.")
             return
@@ -188,7 +190,8 @@ def fit(
         screen.headline(f"Fitted {what} in {details['seconds']:.1f} s.")
         messages.fitted(screen, workspace, details)
         for note in details["notes"]:
-            screen.tell(f"note: {as_settings(note)}")
+            if note not in details["doubts"]:
+                screen.tell(f"note: {as_settings(note)}")
 
 
 def calibrate(
@@ -246,9 +249,14 @@ def erase(
     old_weights: Annotated[Fate | None, typer.Option(help="What becomes of the weights before.")] = None,
     old_curvature: Annotated[Fate | None, typer.Option(help="And of the curvature.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Compute and say all, and change nothing.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also take a step that cannot be right; the ledger says that it was forced.")
-    ] = False,
+    override: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="BOUND",
+            help="Also take a step that breaks this bound: stationarity, share, step, leverage or probe. Repeatable; "
+            "the ledger says which were broken.",
+        ),
+    ] = None,
     settings: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -268,7 +276,7 @@ def erase(
             erase__old_curvature=old_curvature,
         )
         erased = open_workspace(workspace, screen, no_wait).erase(
-            request, forget=only(forget), ids=listed(ids), options=options, dry_run=dry_run, force=force
+            request, forget=only(forget), ids=listed(ids), options=options, dry_run=dry_run, override=override or ()
         )
         screen.result(erased.to_dict())
         if erased.outcome == "repeated":
@@ -283,3 +291,6 @@ def erase(
             fate = "would be left out" if dry_run else "left out"
             screen.tell(f"{count:,} {which} erased already, by request '{other}'; {fate}.")
         messages.erased(screen, workspace, request, erased.details, dry_run)
+        messages.held(screen, workspace, erased, dry_run)
+        if erased.details["verdict"] != "ok":
+            raise typer.Exit(CAUTION)

@@ -6,7 +6,7 @@ Nothing here imports torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -56,6 +56,8 @@ class Erased(CommandResult):
         entries: those of the ledger that belong to it; of a repeated one, those from then.
         reason: of a refusal or a repetition. details: what the entry "erased" says, or would say.
         already: how many of its samples were erased before, by the request that did it.
+        held: requests that wait for `confirm` or `revert`, this one perhaps among them; the model from before the first
+            of them is kept.
     """
 
     request: str
@@ -64,6 +66,7 @@ class Erased(CommandResult):
     reason: str = ""
     details: dict[str, Any] = field(default_factory=dict)
     already: dict[str, int] = field(default_factory=dict)
+    held: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -71,9 +74,21 @@ class Erased(CommandResult):
             "outcome": self.outcome,
             "reason": self.reason,
             "already": self.already,
+            "held": self.held,
             "details": self.details,
             "entries": [entry.to_dict() for entry in self.entries],
         }
+
+
+@dataclass(frozen=True)
+class Settled(CommandResult):
+    """`entry`: "confirmed" or "reverted"; None where nothing waited. `requests`: those that did."""
+
+    entry: Entry | None
+    requests: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"requests": self.requests, "entry": None if self.entry is None else published(self.entry)}
 
 
 @dataclass(frozen=True)
@@ -96,17 +111,20 @@ class Reported(CommandResult):
 
 @dataclass(frozen=True)
 class Log(CommandResult):
-    """`head`: the hash of the newest entry. `pending`: requests that were received and are not finished."""
+    """`head`: the hash of the newest entry. `pending`: requests that were received and are not finished; `held`: those
+    that were carried out and wait for `confirm` or `revert`."""
 
     entries: list[Entry]
     head: str
     pending: list[str]
+    held: list[str]
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "entries": [published(entry) for entry in self.entries],
             "head": self.head,
             "pending": self.pending,
+            "held": self.held,
         }
 
 
@@ -133,6 +151,16 @@ class Upgraded(CommandResult):
 
 
 @dataclass(frozen=True)
+class Recomputed:
+    """A request taken again from the state before it. `same`: bit for bit the weights that are there; `distance`: else
+    how far from them it ended, as a share of the step's length."""
+
+    request: str
+    same: bool
+    distance: float
+
+
+@dataclass(frozen=True)
 class Verification(CommandResult):
     """What a check of every byte brought to light.
 
@@ -141,6 +169,7 @@ class Verification(CommandResult):
         head: the hash of the newest entry. entries: how many were checked. checked: the files, by name.
         interrupted: the command that was under way when a process died, which the next command finishes.
         signed: how many entries are signed. anchored: how many heads of an anchor the ledger continues.
+        recomputed: what the replay of a request came to, where one was asked for.
     """
 
     damages: list[tuple[str, str]]
@@ -151,6 +180,7 @@ class Verification(CommandResult):
     interrupted: str | None
     signed: int = 0
     anchored: int = 0
+    recomputed: Recomputed | None = None
 
     @property
     def files(self) -> int:
@@ -171,4 +201,5 @@ class Verification(CommandResult):
             "interrupted": self.interrupted,
             "signed": self.signed,
             "anchored": self.anchored,
+            "recomputed": self.recomputed and asdict(self.recomputed),
         }

@@ -141,6 +141,7 @@ class Erase(Section):
     policy: Policy = "rebase"
     accept: Literal["caution", "ok"] = "caution"
     probe: Literal["test", "none"] = "test"
+    confirm: Literal["when_unsure", "always", "never"] = "when_unsure"
     old_weights: Literal["shred", "keep"] = "shred"
     old_curvature: Literal["shred", "keep"] = "shred"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from ssse.workspace.results import (
     Log,
     Proved,
     Reported,
+    Settled,
     Upgraded,
     Verification,
 )
@@ -115,11 +116,11 @@ class Workspace:
         ids: Sequence[str] | None = None,
         options: Options | None = None,
         dry_run: bool = False,
-        force: bool = False,
+        override: Collection[str] = (),
     ) -> Erased:
         """Answer one deletion request: erase its samples, or refuse it with the reason.
 
-        `force`: also by a step that cannot be right, which is refused otherwise; the entry says so.
+        `override`: bounds (`ssse.BOUNDS`) that are not to refuse the step; the entry says which it broke.
         """
         from ssse.workspace.commands.erase import erase
 
@@ -132,9 +133,23 @@ class Workspace:
                 _text(forget),
                 ids,
                 dry_run=dry_run,
-                force=force,
+                override=override,
                 progress=self.progress,
             )
+
+    def confirm(self, request: str | None = None) -> Settled:
+        """Of requests that wait: go on with the current model, and shred what was kept from before them."""
+        from ssse.workspace.commands.settle import confirm
+
+        with self._transaction("confirm") as transaction:
+            return confirm(transaction, request)
+
+    def revert(self, request: str | None = None) -> Settled:
+        """Of requests that wait: back to the model from before them. Their samples are not erased any more."""
+        from ssse.workspace.commands.settle import revert
+
+        with self._transaction("revert") as transaction:
+            return revert(transaction, request)
 
     def evaluate(
         self,
@@ -176,14 +191,22 @@ class Workspace:
         return read_log(self.folder, request)
 
     def verify(
-        self, head: str | None = None, *, keys: Sequence[PathLike] = (), anchor: PathLike | None = None
+        self,
+        head: str | None = None,
+        *,
+        keys: Sequence[PathLike] = (),
+        anchor: PathLike | None = None,
+        recompute: str | None = None,
+        forget: PathLike | None = None,
     ) -> Verification:
         """Check every byte of ledger, weights and curvature.
 
         `head`: a hash noted earlier that must still be there. `keys`: public keys, by which the entries must be signed.
-        `anchor`: a file of heads that were published, all of which must be heads of this ledger.
+        `anchor`: a file of heads that were published, all of which must be heads of this ledger. `recompute`: a request
+        whose old state is kept, which is carried out again and compared; `forget`: its samples, where they have left
+        the training data.
         """
-        return verify(
+        found = verify(
             self.folder,
             head=head,
             keys=[Path(key) for key in keys],
@@ -191,6 +214,14 @@ class Workspace:
             wait=self.wait,
             waiting=self._waiting,
         )
+        if recompute is None:
+            if forget is not None:
+                raise InvalidSetting("The samples are for --recompute REQUEST; name the request that erased them.")
+            return found
+        from ssse.workspace.commands.recompute import recompute as replay
+
+        lock: dict[str, Any] = {"wait": self.wait, "waiting": self._waiting}
+        return replay(self.folder, self.settings(), found, recompute, _text(forget), **lock, progress=self.progress)
 
     def prove(
         self,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ssse.erasure.bounds import check_override
 from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite, PrecisionLost, Refused
 from ssse.intake.sources import Batches
 from ssse.system import files
@@ -20,6 +21,7 @@ from ssse.workspace.engines.choice import engine_for
 from ssse.workspace.engines.data import UserData
 from ssse.workspace.engines.engine import Asked, Engine, ErasedModel
 from ssse.workspace.record.folder import SAMPLES
+from ssse.workspace.record.holdings import Holdings, read_holdings
 from ssse.workspace.record.ledger import Entry, digest_of_samples
 from ssse.workspace.record.membership import Membership, Standing, places_that_stay, shown
 from ssse.workspace.record.transaction import Transaction
@@ -48,18 +50,20 @@ def erase(
     ids: Sequence[str] | None,
     *,
     dry_run: bool = False,
-    force: bool = False,
+    override: Collection[str] = (),
     progress: bool = False,
 ) -> Erased:
     """Erase the samples of one request, or say why not. Until the entry "received" nothing is written."""
+    check_override(override)
     user_data = UserData(settings, transaction.folder.path, progress)
     engine = engine_for(user_data)
+    held = read_holdings(transaction.ledger)
     history = transaction.ledger.of_request(check_id(request))
     last = history[-1] if history else None
     current = transaction.current
     model = engine.read_state(transaction.folder.state(current), current.details["files"])
-    if last is not None and last.kind == "sealed":
-        return _repeated(user_data, transaction, request, history, forget, ids)
+    if last is not None and (last.kind == "sealed" or request in held.requests):
+        return replace(_repeated(user_data, transaction, request, history, forget, ids), held=held.requests)
     check_same_model(transaction, settings)
     curvature = engine.load_state(transaction.folder.state(current), current.details["files"], model)
     checked = engine.check_request(model, curvature)
@@ -73,8 +77,8 @@ def erase(
     standing = Membership.load(transaction.folder.path / SAMPLES).standing(digests, transaction.ledger)
     data = engine.training_data(curvature, lambda: _places_that_stay(transaction, user_data))
     fresh = standing.fresh if places is None else places[standing.fresh]
-    asked = Asked(source, fresh, data, _probe(engine, model), force)
-    task = _Task(transaction, engine, settings, request, checked, curvature, asked, digests, standing)
+    asked = Asked(source, fresh, data, _probe(engine, model), override)
+    task = _Task(transaction, engine, settings, request, checked, curvature, asked, digests, standing, held)
     if dry_run:
         return task.try_out()
     transaction.folder.check_space(files.size_of(transaction.folder.state(current)))
@@ -117,7 +121,8 @@ def _repeated(
             f"Request '{request}' was answered on {history[-1].time}, for other samples. Give this one its own id."
         )
     k = next(entry.details["k"] for entry in reversed(history) if entry.kind == "erased")
-    reason = f"Request '{request}' was answered on {history[-1].time}: {k} samples. Nothing was done.{compared}"
+    waits = "" if history[-1].kind == "sealed" else " It waits for confirmation."
+    reason = f"Request '{request}' was answered on {history[-1].time}: {k} samples. Nothing was done.{compared}{waits}"
     return Erased(request, "repeated", history, reason)
 
 
@@ -144,6 +149,7 @@ class _Task:
     asked: Asked
     digests: np.ndarray
     standing: Standing
+    held: Holdings  # before this request
 
     def try_out(self) -> Erased:
         """What would be said, and nothing done."""
@@ -151,7 +157,9 @@ class _Task:
             return Erased(self.request, "refused", [], refusal, already=self.standing.already)
         try:
             erased = self._erase()
-        except (Refused, *FAULTS) as error:
+        except Refused as error:
+            return Erased(self.request, "refused", [], error.reason, already=self.standing.already)
+        except FAULTS as error:
             return Erased(self.request, "refused", [], str(error), already=self.standing.already)
         return Erased(self.request, "tried", [], details=self._details(erased), already=self.standing.already)
 
@@ -161,7 +169,7 @@ class _Task:
         try:
             erased = self._erase()
         except Refused as error:
-            return self._refuse(" ".join(error.diagnostics.reasons), shortened(error.diagnostics))
+            return self._refuse(error.reason, shortened(error.diagnostics))
         except FAULTS as error:
             return self._refuse(str(error))
         seen = erased.assessment
@@ -181,7 +189,8 @@ class _Task:
 
         entry = self.transaction.advance("erased", self.request, details, write, samples, check)
         entries = self.transaction.ledger.of_request(self.request)
-        return Erased(self.request, "erased", entries, details=entry.details, already=self.standing.already)
+        waiting = [*self.held.requests, self.request] if details["held"] else []
+        return Erased(self.request, "erased", entries, "", entry.details, self.standing.already, waiting)
 
     def _refusal(self) -> str:
         """Reasons that need no step."""
@@ -208,7 +217,7 @@ class _Task:
         return self.engine.erase(self.checked, self.curvature, self.asked)
 
     def _details(self, erased: ErasedModel) -> dict[str, Any]:
-        chosen = self.settings.erase
+        chosen, why = self.settings.erase, self._why_held(erased.assessment)
         return {
             "engine": self.engine.name,
             **erased.details,
@@ -219,8 +228,28 @@ class _Task:
             "versions": versions(),
             "diagnostics": shortened(erased.assessment),
             "verdict": erased.assessment.verdict,
-            "forced": erased.assessment.forced,
+            "overridden": list(erased.assessment.overridden),
+            "held": bool(why),
+            "why_held": why,
         }
+
+    def _why_held(self, seen: Assessment) -> list[str]:
+        """Why the state from before is to be kept until somebody confirms; none where it goes at once."""
+        chosen, waiting = self.settings.erase, self.held.requests
+        if chosen.confirm == "never" or (chosen.confirm == "when_unsure" and seen.sound_by_probe):
+            return []
+        if chosen.confirm == "always":
+            return ['Every request waits for confirmation (erase.confirm = "always").']
+        if seen.sound:
+            earlier = ", ".join(f"'{request}'" for request in waiting)
+            return [f"{earlier} waits for confirmation, and a verdict is of its own step alone."] if waiting else []
+        if not waiting and (chosen.old_weights, chosen.old_curvature) == ("keep", "keep"):
+            return []  # nothing would go
+        if seen.overridden:
+            return [f"The step breaks bounds that were overridden: {', '.join(seen.overridden)}."]
+        if seen.probe_worse:
+            return ["The test data does worse after the step."]
+        return [f"The verdict is '{seen.verdict}', and no test data says that the model keeps working."]
 
 
 def _probe(engine: Engine, model: Any) -> Batches | None:

@@ -44,7 +44,7 @@ def evaluate(
     model = engine.read_state(transaction.folder.state(current), current.details["files"])
     of = _requests(transaction, requests)
     view = _View(engine, _of_first_model(transaction))
-    fitted = transaction.ledger.last("fitted")
+    fitted = transaction.ledger.last_in_force("fitted")
     assert fitted is not None
     notes = _also_forgotten(transaction, of)
     splits = _training_splits(view, transaction, of, forget, notes)
@@ -191,7 +191,10 @@ def _original(engine: Engine, transaction: Transaction, of: list[str], path: Pat
     if path is not None:
         return engine.read(path)
     first = min(
-        entry.seq for request in of for entry in transaction.ledger.of_request(request) if entry.kind == "erased"
+        entry.seq
+        for request in of
+        for entry in transaction.ledger.of_request(request)
+        if entry.kind == "erased" and entry.seq not in transaction.ledger.reverted()
     )
     before = transaction.ledger.last_before(first, *MAKERS)
     if before is None or not (transaction.folder.state(before) / model_file(before.details["files"])).is_file():

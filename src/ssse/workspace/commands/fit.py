@@ -19,7 +19,7 @@ from ssse.workspace.settings import Settings
 def fit(transaction: Transaction, settings: Settings, say: Say, *, again: bool, progress: bool) -> Fitted:
     """Over the data that remains; where there is a curvature already, only `again`."""
     ledger, current = transaction.ledger, transaction.current
-    last = ledger.last("fitted")
+    last = ledger.last_in_force("fitted")
     if current.details["after"]["curvature"] and last is not None and not again:
         return Fitted(last, now=False)
     user_data = UserData(settings, transaction.folder.path, progress)
@@ -63,6 +63,6 @@ def fit(transaction: Transaction, settings: Settings, say: Say, *, again: bool, 
 
 def _calibrated_scale(transaction: Transaction) -> float | None:
     """ε in force until now: it was of the old curvature."""
-    chosen, fitted = transaction.ledger.last("calibrated"), transaction.ledger.last("fitted")
+    chosen, fitted = transaction.ledger.last_in_force("calibrated"), transaction.ledger.last_in_force("fitted")
     stands = chosen is not None and fitted is not None and chosen.seq > fitted.seq
     return chosen.details["scale"] if stands and chosen is not None else None

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 from ssse.errors import BrokenArtefact, InvalidSetting
@@ -16,8 +15,9 @@ from ssse.workspace import settings as toml
 from ssse.workspace.commands.vouching import Vouching, times_that_run_backwards
 from ssse.workspace.record import ledger as ledgers
 from ssse.workspace.record.database import INDEX, JOURNAL, LOG
-from ssse.workspace.record.folder import MAKERS, MODELS, PAGE, SAMPLES, Folder, open_to_others, state_name, summary
+from ssse.workspace.record.folder import MAKERS, PAGE, SAMPLES, Folder, open_to_others, state_name, summary
 from ssse.workspace.record.heads import Heads
+from ssse.workspace.record.holdings import holdings
 from ssse.workspace.record.ledger import Entry, Ledger
 from ssse.workspace.record.lock import locked
 from ssse.workspace.record.seal import FILE as SEAL
@@ -144,16 +144,26 @@ def _check_states(folder: Folder, entries: list[Entry], sealed: Iterable[str], f
         if summary(after.details["files"]) != after.details["after"]:
             findings.damage(ledgers.FILE, f"entry {after.seq} contradicts itself about its files")
     sealings = {entry.request: entry for entry in entries if entry.kind == "sealed"}
-    for entry in (entry for entry in makers if entry.kind == "erased" and entry.request in sealings):
+    undone = {seq for entry in entries if entry.kind == "reverted" for seq in entry.details["entries"]}
+    sealed_makers = [entry for entry in makers if entry.kind == "erased" and entry.request in sealings]
+    for entry in (entry for entry in sealed_makers if entry.seq not in undone):
         done = sealings[entry.request]
         fates = {part: {"keep": "kept", "shred": "shredded"}[fate] for part, fate in entry.details["old"].items()}
         if any(done.details[f"old_{part}"] != fate for part, fate in fates.items()):
             findings.damage(
                 ledgers.FILE, f"entry {done.seq} contradicts entry {entry.seq} about what became of the old"
             )
-    current = makers[-1]
-    expected = {f"states/{state_name(current)}/{name}": digest for name, digest in current.details["files"].items()}
-    expected |= _kept(makers)
+    for entry in (entry for entry in makers if entry.kind == "reverted"):
+        if entry.details["files"] != entries[entry.details["back_to"] - 1].details["files"]:
+            findings.damage(ledgers.FILE, f"entry {entry.seq} did not go back to the state that it names")
+    there = holdings(entries)
+    current, expected = there.current, dict(there.files)
+    if there.waiting and findings.interrupted is None:
+        names = ", ".join(f"'{name}'" for name in there.requests[:5])
+        findings.notes.append(
+            f"{names} {'waits' if len(there.waiting) == 1 else 'wait'} for confirmation, and the model from before is "
+            "kept: `ssse confirm`, or `ssse revert`."
+        )
     fitted = [entry for entry in entries if entry.kind == "fitted"]
     if fitted:
         expected[SAMPLES] = fitted[-1].details["samples_file"]
@@ -173,20 +183,6 @@ def _check_states(folder: Folder, entries: list[Entry], sealed: Iterable[str], f
         findings.damage("current", f"does not point to {link}")
     known = {*expected, *sealed, SEAL, ledgers.FILE, toml.FILE, "current", LOG, INDEX}
     _note_unknown_files(folder, known, findings)
-
-
-def _kept(makers: list[Entry]) -> dict[str, str]:
-    """Old weights and curvature that the settings said to keep, until a later request said to shred."""
-    kept: dict[str, dict[str, str]] = {"weights": {}, "curvature": {}}
-    for before, after in pairwise(makers):
-        if after.kind != "erased":
-            continue
-        for name, digest in before.details["files"].items():
-            kept["weights" if name in MODELS else "curvature"][f"states/{state_name(before)}/{name}"] = digest
-        for part, there in kept.items():
-            if after.details["old"][part] != "keep":
-                there.clear()
-    return kept["weights"] | kept["curvature"]
 
 
 def _note_unknown_files(folder: Folder, known: set[str], findings: _Findings) -> None:

@@ -148,8 +148,8 @@ class TorchEngine(Engine):
             room(planned.stored_bytes)
             started = time.perf_counter()
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DoubtfulSetting)  # it is among the notes too
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always", DoubtfulSetting)  # told by whoever shows the entry
             curvature = Curvature.fit(
                 model, self.loss, data, damping=chosen.damping, weight_decay=chosen.weight_decay, rows=chosen.rows,
                 rows_per_batch=chosen.rows_per_batch, structure=_structure(chosen), blocks=chosen.blocks,
@@ -166,6 +166,7 @@ class TorchEngine(Engine):
             "gradient_norm": None if curvature.gradient is None else float(curvature.gradient.norm()),
             "plan": {"chosen": curvature.chosen, "why": curvature.reason},
             "notes": list(curvature.notes),
+            "doubts": [str(one.message) for one in heard if issubclass(one.category, DoubtfulSetting)],
             "seconds": time.perf_counter() - started,
         }
 
@@ -190,7 +191,7 @@ class TorchEngine(Engine):
 
     def erase(self, checked: ModelView, curvature: Curvature, asked: Asked) -> ErasedModel:
         batches = self.user_data.batches(asked.source, asked.places)
-        how = {**self._options(), "data": asked.data, "probe": asked.probe, "force": asked.force}
+        how = {**self._options(), "data": asked.data, "probe": asked.probe, "override": asked.override}
         erasure = erase_from(checked, curvature, self.loss, batches, **how)
         diagnostics, calibrated = erasure.diagnostics, curvature.calibrated
         after = None if curvature.kind.per_batch > 1 else erasure.curvature
@@ -220,6 +221,10 @@ class TorchEngine(Engine):
         scale = float(wanted.abs().max()) + torch.finfo(wanted.dtype).tiny
         if not float((found - wanted).abs().max()) <= SAME_ANSWERS.get(wanted.dtype, COARSE) * scale:
             raise BrokenArtefact("it answers otherwise.")
+
+    def numbers(self, model: nn.Module) -> np.ndarray:
+        parts = [value.detach().cpu().double().flatten() for _, value in sorted(weights_of(model).items())]
+        return torch.cat(parts).numpy()
 
     def check_curvature(self, folder: Path, read: nn.Module) -> None:
         curvature = Curvature.load(folder)  # on the CPU, where its files are mapped: a second one need not fit the GPU

@@ -13,6 +13,7 @@ from ssse.verdict import probe_in_words
 from ssse.workspace.page import evidence, figures, words
 from ssse.workspace.page.story import Entry, Request, Story
 from ssse.workspace.record import describe
+from ssse.workspace.record.residues import what_remains
 
 SHOWN = 20  # requests and entries in view when there are many
 FEW = 30  # up to here all are in view
@@ -70,7 +71,7 @@ def _folded(items: Sequence[Any], important: Any, row: Any) -> dict[str, Any]:
 
 
 def _needs_attention(request: Request) -> bool:
-    return request.state in ("refused", "pending", "unsealed")
+    return request.state in ("refused", "pending", "unsealed", "held", "reverted")
 
 
 # ── the parts of the page ─────────────────────────────────────────────────────────────────────────────────────────
@@ -87,6 +88,7 @@ def _summary(story: Story) -> dict[str, Any]:
     else:
         counts = (
             (done, "carried out"),
+            (len(story.of("reverted")), "undone"),
             (refused, "refused"),
             (pending, "pending"),
             (idle, "with nothing left to erase"),
@@ -100,6 +102,7 @@ def _summary(story: Story) -> dict[str, Any]:
         "refused": describe.whole(refused),
         "pending": describe.whole(pending),
         "unsealed": unsealed,
+        "held": [request.id for request in story.of("held")],
         "fitted": story.last("fitted") is not None,
         "erased": describe.whole(story.erased_samples),
         "samples": describe.whole(story.samples),
@@ -112,13 +115,15 @@ def _summary(story: Story) -> dict[str, Any]:
 
 def _verdict(request: Request) -> tuple[str, str]:
     verdict = request.verdict
-    if request.forced:
-        return words.FORCED
+    if request.overridden:
+        return words.OVERRIDDEN.format(", ".join(request.overridden)), "no"
     return (NOTHING, "word") if verdict is None else words.VERDICTS.get(verdict, (verdict, "word"))
 
 
 def _meaning(request: Request) -> str:
-    return words.FORCED_MEANING if request.forced else words.MEANINGS.get(str(request.verdict), "")
+    if request.overridden:
+        return words.OVERRIDDEN_MEANING.format(", ".join(request.overridden))
+    return words.MEANINGS.get(str(request.verdict), "")
 
 
 def _request_row(request: Request) -> dict[str, Any]:
@@ -201,12 +206,19 @@ def _drawings(story: Story) -> list[dict[str, Any]]:
 
 
 def _remains(story: Story) -> dict[str, Any]:
-    last = next((r for r in reversed(story.erasures) if r.state == "erased"), None)
+    last = next((r for r in reversed(story.erasures) if r.state in ("erased", "held")), None)
+    created = story.last("created")
+    if last is None or created is None:
+        lines = []
+    elif last.state == "held":
+        lines = what_remains(last.details("erased"), created["details"], held=True)
+    else:
+        lines = list(last.details("sealed").get("remains") or ())
     model = story.known("model", "created") or {}
     sealed = [r.details("sealed") for r in story.erasures if r.state == "erased"]
     return {
         "last": last,
-        "lines": [] if last is None else list(last.details("sealed").get("remains") or ()),
+        "lines": lines,
         "weights": _tally(sealed, "old_weights"),
         "curvature": _tally(sealed, "old_curvature"),
         "unsealed": [r.id for r in story.erasures if r.state == "unsealed"],

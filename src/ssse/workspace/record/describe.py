@@ -124,7 +124,8 @@ def _erased(d: Details) -> str:
     sklearn = d["engine"] == "sklearn"
     how = f"distance from a refit: {distance_from_refit(d)}" if sklearn else f"ε = {number(d.get('scale'))}"
     step = f"{whole(d.get('k'))} of {count(d.get('n'), 'sample')}, {how}; verdict {d.get('verdict', 'unknown')}"
-    step += ", taken by force" if d.get("forced") else ""
+    step += f", overriding {', '.join(d['overridden'])}" if d.get("overridden") else ""
+    step += ", held until confirmed" if d.get("held") else ""
     return f"{step}; weights {digest(before.get('weights'))} → {digest(after.get('weights'))}"
 
 
@@ -133,6 +134,15 @@ def _sealed(d: Details) -> str:
     if weights == curvature:
         return f"old weights and curvature {weights}"
     return f"old weights {weights}, old curvature {curvature}"
+
+
+def _confirmed(d: Details) -> str:
+    return f"{named(d.get('requests') or [])}: the model from before goes"
+
+
+def _reverted(d: Details) -> str:
+    weights = digest((d.get("after") or {}).get("weights"))
+    return f"{named(d.get('requests') or [])} undone: back to the state of entry {d.get('back_to')}, weights {weights}"
 
 
 def _refused(d: Details) -> str:
@@ -152,6 +162,8 @@ _LINES = {
     "received": _received,
     "erased": _erased,
     "sealed": _sealed,
+    "confirmed": _confirmed,
+    "reverted": _reverted,
     "refused": _refused,
     "evaluated": _evaluated,
     "upgraded": _upgraded,

@@ -37,7 +37,7 @@ from ssse.workspace.record.seal import Seal
 WEIGHTS, SKOPS, CURVATURE = "weights.safetensors", "model.skops", "curvature"
 MODELS = (WEIGHTS, SKOPS)  # names that the model of a state may have
 SAMPLES, PAGE = "samples.safetensors", "report.html"
-MAKERS = ("created", "fitted", "calibrated", "erased")  # entries that make a state
+MAKERS = ("created", "fitted", "calibrated", "erased", "reverted")  # entries that make a state
 TEMPORARY = tuple(f".{name}" for name in (SEAL, PAGE, SAMPLES, "current"))  # beginnings of names before the rename
 STATES = "states"
 OTHERS = 0o077  # of a mode: what is not the owner's

@@ -31,7 +31,7 @@ from ssse.workspace.record.entry import FIRST, SHOWN, Entry, blind, canonical, d
 from ssse.workspace.record.published import published
 
 AT_A_TIME = 500  # parameters of one SQL statement
-ERASED = "SELECT digest, request FROM samples JOIN entries ON seq = entry"
+ERASED = "SELECT digest, request, seq FROM samples JOIN entries ON seq = entry"
 BEFORE = """\
 CREATE TABLE entries (
     seq INTEGER PRIMARY KEY, time TEXT NOT NULL, kind TEXT NOT NULL, request TEXT, details TEXT NOT NULL,
@@ -223,6 +223,24 @@ class Ledger:
     def last_of_request(self, request: str) -> Entry | None:
         return self._one("WHERE request = ? ORDER BY seq DESC LIMIT 1", request)
 
+    def newest(self, *kinds: str) -> Iterator[Entry]:
+        """Entries of some kinds, newest first; read one by one, so that who has seen enough may stop."""
+        marks = ", ".join("?" * len(kinds))  # the plus keeps SQLite from collecting and sorting all of them first
+        yield from self._all(f"WHERE +kind IN ({marks}) ORDER BY seq DESC", *kinds)
+
+    def last_in_force(self, *kinds: str) -> Entry | None:
+        """The newest of some kinds that no entry "reverted" has undone."""
+        found = self.last(*kinds)
+        for undoing in self.newest("reverted"):
+            back_to = undoing.details["back_to"]
+            if found is not None and back_to < found.seq < undoing.seq:
+                found = self.last_before(back_to + 1, *kinds)
+        return found
+
+    def reverted(self) -> set[int]:
+        """The entries "erased" that were undone: their samples are in the model again."""
+        return {seq for entry in self.newest("reverted") for seq in entry.details["entries"]}
+
     def first(self, kind: str) -> Entry | None:
         return self._one("WHERE kind = ? ORDER BY seq LIMIT 1", kind)
 
@@ -230,9 +248,9 @@ class Ledger:
         return list(self._all("WHERE request = ? ORDER BY seq", request))
 
     def requests(self, kind: str) -> list[str]:
-        """Those that have an entry of a kind, in order."""
-        query = "SELECT request FROM entries WHERE kind = ? AND request IS NOT NULL ORDER BY seq"
-        return [row[0] for row in self._connection.execute(query, (kind,))]
+        """Those that have an entry of a kind which was not undone, in order."""
+        query, undone = "SELECT request, seq FROM entries WHERE kind = ? AND request IS NOT NULL", self.reverted()
+        return [row[0] for row in self._connection.execute(f"{query} ORDER BY seq", (kind,)) if row[1] not in undone]
 
     def entries(self) -> Iterator[Entry]:
         yield from self._all("ORDER BY seq")
@@ -248,20 +266,25 @@ class Ledger:
     def erased(self, digests: Iterable[int]) -> dict[int, list[str]]:
         """Of the given digests those that are erased: by which requests, once for each time."""
         requests: dict[int, list[str]] = {}
-        wanted = sorted({int(digest) for digest in digests})
+        wanted, undone = sorted({int(digest) for digest in digests}), self.reverted()
         for start in range(0, len(wanted), AT_A_TIME):
             part = wanted[start : start + AT_A_TIME]
             marks = ", ".join("?" * len(part))
-            for digest, request in self._connection.execute(f"{ERASED} WHERE digest IN ({marks}) ORDER BY seq", part):
-                requests.setdefault(digest, []).append(request)
+            query = f"{ERASED} WHERE digest IN ({marks}) ORDER BY seq"
+            for digest, request, seq in self._connection.execute(query, part):
+                if seq not in undone:
+                    requests.setdefault(digest, []).append(request)
         return requests
 
-    def erased_samples(self, requests: Sequence[str] | None = None) -> Counter[int]:
-        """How often each sample was erased: by all requests, or by these."""
+    def erased_samples(self, requests: Sequence[str] | None = None, before: int | None = None) -> Counter[int]:
+        """How often each sample was erased: by all requests, or by these; or as it was before an entry."""
         times: Counter[int] = Counter()
         wanted = None if requests is None else set(requests)
-        for digest, request in self._connection.execute(ERASED):
-            if wanted is None or request in wanted:
+        newest = self.newest("reverted")
+        undone = {seq for e in newest if before is None or e.seq < before for seq in e.details["entries"]}
+        for digest, request, seq in self._connection.execute(ERASED):
+            there = seq not in undone and (before is None or seq < before)
+            if there and (wanted is None or request in wanted):
                 times[digest] += 1
         return times
 
@@ -318,7 +341,14 @@ class Ledger:
         """The digests of erased samples are those that the entries say, and no more than were received."""
         counts = dict(self._connection.execute("SELECT entry, count(*) FROM samples GROUP BY entry"))
         asked: dict[str | None, int] = {}
+        held: set[int] = set()  # what may be reverted
         for entry in self.entries():
+            if entry.kind == "reverted" and not set(entry.details["entries"]) <= held:
+                return [f"entry {entry.seq} reverts what was not waiting"]
+            if entry.kind == "erased" and entry.details.get("held"):
+                held.add(entry.seq)
+            elif entry.kind in ("erased", "confirmed", "reverted"):
+                held.clear()
             if entry.kind == "received":
                 asked[entry.request] = entry.details["k"]
             if counts.pop(entry.seq, 0) != (entry.details["k"] if entry.kind == "erased" else 0):
