@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ssse.workspace.record.ledger import Entry
-from ssse.workspace.record.published import published
+from ssse.workspace.record.published import exact, published, published_details, published_reason
 
 if TYPE_CHECKING:
     from ssse.evaluation.table import Evaluation
@@ -24,7 +24,7 @@ class CommandResult(ABC):
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """As JSON can hold it, and as it may be shown: no number that tells whose samples a request erased."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Fitted(CommandResult):
     now: bool
 
     def to_dict(self) -> dict[str, Any]:
-        return {"fitted": self.now, "entry": self.entry.to_dict()}
+        return {"fitted": self.now, "entry": published(self.entry)}
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Calibrated(CommandResult):
     entry: Entry
 
     def to_dict(self) -> dict[str, Any]:
-        return {"entry": self.entry.to_dict()}
+        return {"entry": published(self.entry)}
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ class Erased(CommandResult):
     Attributes:
         outcome: "erased", "refused", "repeated" (the id was answered before; nothing was done) or "tried" (a dry run).
         entries: those of the ledger that belong to it; of a repeated one, those from then.
-        reason: of a refusal or a repetition. details: what the entry "erased" says, or would say.
+        reason: of a refusal or a repetition. measured: whether the reason comes from a step on the samples, and so may
+            hold numbers that are not shown.
+        details: what the entry "erased" says, or would say: exact, and as secret as the data.
         already: how many of its samples were erased before, by the request that did it.
     """
 
@@ -63,15 +65,25 @@ class Erased(CommandResult):
     reason: str = ""
     details: dict[str, Any] = field(default_factory=dict)
     already: dict[str, int] = field(default_factory=dict)
+    measured: bool = False
+
+    @property
+    def shown_reason(self) -> str:
+        return published_reason(self.reason, self.measured)
+
+    @property
+    def shown_details(self) -> dict[str, Any]:
+        """Of `details` what may be shown."""
+        return published_details("erased", self.details) if self.details else {}
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "request": self.request,
             "outcome": self.outcome,
-            "reason": self.reason,
+            "reason": self.shown_reason,
             "already": self.already,
-            "details": self.details,
-            "entries": [entry.to_dict() for entry in self.entries],
+            "details": self.shown_details,
+            "entries": [published(entry) for entry in self.entries],
         }
 
 
@@ -82,7 +94,7 @@ class Evaluated(CommandResult):
 
     def to_dict(self) -> dict[str, Any]:
         """The entry has the table."""
-        return {"entry": self.entry.to_dict()}
+        return {"entry": published(self.entry)}
 
 
 @dataclass(frozen=True)
@@ -107,6 +119,10 @@ class Log(CommandResult):
             "head": self.head,
             "pending": self.pending,
         }
+
+    def exact(self) -> dict[str, Any]:
+        """With the ledger's own numbers, which are as secret as the data: some tell whose samples were erased."""
+        return {**self.to_dict(), "entries": [exact(entry) for entry in self.entries]}
 
 
 @dataclass(frozen=True)
