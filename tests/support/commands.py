@@ -38,6 +38,11 @@ def call_json(*arguments: object, code: int | None = None) -> dict[str, Any]:
     return json.loads(call(*arguments, "--json", code=code)[0])
 
 
+def exact(workspace: Path, request: str) -> list[dict[str, Any]]:
+    """The entries of a request with all their numbers."""
+    return call_json("log", workspace, "--request", request, "--exact")["entries"]
+
+
 def call_error(*arguments: object, code: int = 2) -> str:
     """An error is said on stderr and, with --json, in the object."""
     text, complaint = call(*arguments, "--json", code=code)

@@ -19,7 +19,7 @@ from ssse.workspace.engines.sklearn import SklearnEngine
 from ssse.workspace.engines.torch import TorchEngine
 from ssse.workspace.workspace import Workspace
 from tests.support import digits, workspaces
-from tests.support.commands import OVERRIDES, call, call_json
+from tests.support.commands import OVERRIDES, call, call_json, exact
 from tests.support.workspaces import snapshot
 
 IDS = ",".join(str(place) for place in digits.THIRTY_PERCENT)
@@ -59,13 +59,16 @@ def states(path: Path) -> dict[str, bytes | str]:
 def test_a_step_that_would_destroy_the_model_is_refused(made):
     before = states(made.path)
     text, _ = call("erase", made.path, "--request", "r", "--ids", IDS, code=3)
-    assert "Refused: By its gradient θ* was trained with a weight decay of 0.01" in text
-    assert "Fit again with --set fit.weight_decay=0.01" in text
+    assert "Refused: By its gradient θ* was trained with a weight decay of …" in text
+    assert "Fit again with --set fit.weight_decay=…" in text
+    assert "--request r --exact" in text
     assert states(made.path) == before
     assert torch.equal(made.weights()["weight"], digits.model().weight)
     entry = call_json("log", made.path, "--request", "r")["entries"][-1]
     assert (entry["kind"], entry["details"]["verdict"]) == ("refused", "refused")
-    assert entry["details"]["diagnostics"]["relative_step"] > 1
+    kept = exact(made.path, "r")[-1]["details"]
+    assert kept["diagnostics"]["relative_step"] > 1
+    assert "Fit again with weight_decay=0.01" in kept["reason"]
     assert call_json("verify", made.path)["ok"]
     said = call_json("erase", made.path, "--request", "other", "--ids", IDS, "--dry-run", code=3)
     assert (said["outcome"], said["entries"]) == ("refused", [])
@@ -114,8 +117,8 @@ def test_what_was_not_needed_is_not_overridden(tmp_path):
 def test_the_test_data_is_the_probe(tmp_path):
     made = workspaces.make(tmp_path)
     text, _ = call("erase", made.path, "--request", "a", "--ids", "s1")
-    assert "30 samples" in text
-    seen = call_json("log", made.path, "--request", "a")["entries"][1]["details"]["diagnostics"]
+    assert "The mean loss on … probe samples went from … to …" in text
+    seen = exact(made.path, "a")[1]["details"]["diagnostics"]
     assert seen["probe_samples"] == 30
     assert None not in (seen["probe_loss_before"], seen["probe_accuracy_after"])
     (tmp_path / "test.npz").unlink()
@@ -124,7 +127,7 @@ def test_the_test_data_is_the_probe(tmp_path):
     assert "Erasing looks at the test data" in complaint
     assert snapshot(made.path) == before
     call("erase", made.path, "--request", "b", "--ids", "s2", "--set", "erase.probe=none")
-    seen = call_json("log", made.path, "--request", "b")["entries"][1]["details"]["diagnostics"]
+    seen = exact(made.path, "b")[1]["details"]["diagnostics"]
     assert seen["probe_samples"] is None
 
 

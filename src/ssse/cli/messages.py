@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,19 @@ def curve(scan: dict[str, Any], chosen: float) -> Any:
     return lines
 
 
+def numbers_in_the_ledger(screen: Screen, workspace: Path, k: int | None, request: str | None = None) -> None:
+    """Where to find what was measured on few samples. `k`: None where it is a sentence whose numbers are left out."""
+    from ssse.workspace.record.published import PUBLIC
+
+    if k is None or k < PUBLIC:
+        which = "What was measured on so few samples" if k is not None else "The numbers (…)"
+        of = "" if request is None else f" --request {shlex.quote(request)}"
+        screen.tell(
+            f"{which} could tell whose they are, and is not shown. It is in the ledger: ssse log "
+            f"{shlex.quote(str(workspace))}{of} --exact"
+        )
+
+
 def erased(screen: Screen, workspace: Path, request: str, details: dict[str, Any], dry_run: bool) -> None:
     from ssse.workspace.record.describe import distance_from_refit
 
@@ -121,21 +135,23 @@ def erased(screen: Screen, workspace: Path, request: str, details: dict[str, Any
     screen.headline(f"{done} {of}. Verdict: {details['verdict']}{broken}.")
     for reason in seen["reasons"]:
         screen.tell(f"  because {as_settings(reason)}")
-    moved = None if seen["relative_step"] is None else f"{seen['relative_step']:.3g} of ‖θ‖"
-    sklearn = details["engine"] == "sklearn"
+    moved, losses = seen.get("relative_step"), (seen.get("loss_before"), seen.get("loss_after"))
+    sklearn, leverage = details["engine"] == "sklearn", seen.get("leverage_max")
     screen.tell(
         facts(
-            step=moved if sklearn else f"ε = {details['scale']:.4g}, λ = {details['damping']:.3g}; {moved}",
+            ε=None if sklearn else f"{details['scale']:.4g}, λ = {details['damping']:.3g}",
+            step=None if moved is None else f"up to {moved:.3g} of ‖θ‖",
             distance_from_a_refit=distance_from_refit(details) if sklearn else None,
-            loss_on_them=None if moved is None else f"{seen['loss_before']:.4g} → {seen['loss_after']:.4g}",
+            loss_on_them=None if None in losses else f"up to {losses[0]:.3g} → up to {losses[1]:.3g}",
             probe=probe_in_words(seen) or None,
-            largest_leverage=None if seen["leverage_max"] is None else f"{seen['leverage_max']:.3g} (below 1)",
+            largest_leverage=None if leverage is None else f"up to {leverage:.3g}",
         )
     )
     if not dry_run:
+        numbers_in_the_ledger(screen, workspace, details["k"], request)
         old, new = (details[moment]["weights"][:12] for moment in ("before", "after"))
         fate = "kept" if details["held"] or details["old"]["weights"] == "keep" else "shredded"
-        name = next(name for name in details["files"] if not name.startswith("curvature/"))
+        name = next(iter(details["files"]))
         screen.tell(facts(before=f"weights {old}, {fate}", now=f"weights {new}"))
         screen.tell(f"The erased model: {workspace}/current/{name}")
         screen.tell("Serve a copy of it: the next request shreds the file.")

@@ -225,14 +225,16 @@ def calibrate(
         calibrated = open_workspace(workspace, screen, no_wait).calibrate(
             forget=only(forget), ids=listed(ids), retrained=retrained, held_out=held_out, options=options
         )
-        details = calibrated.entry.details
-        screen.result(calibrated.to_dict())
+        shown = calibrated.to_dict()
+        details = shown["entry"]["details"]
+        screen.result(shown)
         screen.headline(f"ε = {details['scale']:.4g}, λ = {details['damping']:.3g}; stored with the curvature.")
         screen.tell(facts(by=details["method"], because=details["reason"], samples=details["k"]))
-        if details["replaces"]:
-            screen.tell(f"It replaces ε = {details['replaces']['scale']:.4g}, {details['replaces']['source']}.")
+        if calibrated.entry.details["replaces"]:
+            screen.tell("It replaces the ε that was chosen before.")
         if details["curve"]:
             screen.tell(messages.curve(details["curve"], details["scale"]))
+        messages.numbers_in_the_ledger(screen, workspace, details["k"])
 
 
 def erase(
@@ -283,14 +285,16 @@ def erase(
             screen.headline(erased.reason)
             return
         if erased.outcome == "refused":
-            screen.headline(f"Refused: {as_settings(erased.reason)}")
+            screen.headline(f"Refused: {as_settings(erased.shown_reason)}")
+            if erased.measured and not dry_run:
+                messages.numbers_in_the_ledger(screen, workspace, None, request)
             screen.tell("Nothing was written." if dry_run else "The model is as it was. The refusal is in the ledger.")
             raise typer.Exit(REFUSED)
         for other, count in erased.already.items():
             which = "sample was" if count == 1 else "samples were"
             fate = "would be left out" if dry_run else "left out"
             screen.tell(f"{count:,} {which} erased already, by request '{other}'; {fate}.")
-        messages.erased(screen, workspace, request, erased.details, dry_run)
+        messages.erased(screen, workspace, request, erased.shown_details, dry_run)
         messages.held(screen, workspace, erased, dry_run)
         if erased.details["verdict"] != "ok":
             raise typer.Exit(CAUTION)

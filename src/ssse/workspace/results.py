@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ssse.workspace.proof.proofs import Proof
 from ssse.workspace.record.ledger import Entry
-from ssse.workspace.record.published import published
+from ssse.workspace.record.published import exact, published, published_details, published_reason
 
 if TYPE_CHECKING:
     from ssse.evaluation.table import Evaluation
@@ -25,7 +25,7 @@ class CommandResult(ABC):
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """As JSON can hold it, and as it may be shown: no number that tells whose samples a request erased."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Fitted(CommandResult):
     now: bool
 
     def to_dict(self) -> dict[str, Any]:
-        return {"fitted": self.now, "entry": self.entry.to_dict()}
+        return {"fitted": self.now, "entry": published(self.entry)}
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Calibrated(CommandResult):
     entry: Entry
 
     def to_dict(self) -> dict[str, Any]:
-        return {"entry": self.entry.to_dict()}
+        return {"entry": published(self.entry)}
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,9 @@ class Erased(CommandResult):
     Attributes:
         outcome: "erased", "refused", "repeated" (the id was answered before; nothing was done) or "tried" (a dry run).
         entries: those of the ledger that belong to it; of a repeated one, those from then.
-        reason: of a refusal or a repetition. details: what the entry "erased" says, or would say.
+        reason: of a refusal or a repetition. measured: whether the reason comes from a step on the samples, and so may
+            hold numbers that are not shown.
+        details: what the entry "erased" says, or would say: exact, and as secret as the data.
         already: how many of its samples were erased before, by the request that did it.
         held: requests that wait for `confirm` or `revert`, this one perhaps among them; the model from before the first
             of them is kept.
@@ -67,16 +69,26 @@ class Erased(CommandResult):
     details: dict[str, Any] = field(default_factory=dict)
     already: dict[str, int] = field(default_factory=dict)
     held: list[str] = field(default_factory=list)
+    measured: bool = False
+
+    @property
+    def shown_reason(self) -> str:
+        return published_reason(self.reason, self.measured)
+
+    @property
+    def shown_details(self) -> dict[str, Any]:
+        """Of `details` what may be shown."""
+        return published_details("erased", self.details) if self.details else {}
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "request": self.request,
             "outcome": self.outcome,
-            "reason": self.reason,
+            "reason": self.shown_reason,
             "already": self.already,
             "held": self.held,
-            "details": self.details,
-            "entries": [entry.to_dict() for entry in self.entries],
+            "details": self.shown_details,
+            "entries": [published(entry) for entry in self.entries],
         }
 
 
@@ -98,7 +110,7 @@ class Evaluated(CommandResult):
 
     def to_dict(self) -> dict[str, Any]:
         """The entry has the table."""
-        return {"entry": self.entry.to_dict()}
+        return {"entry": published(self.entry)}
 
 
 @dataclass(frozen=True)
@@ -126,6 +138,10 @@ class Log(CommandResult):
             "pending": self.pending,
             "held": self.held,
         }
+
+    def exact(self) -> dict[str, Any]:
+        """With the ledger's own numbers, which are as secret as the data: some tell whose samples were erased."""
+        return {**self.to_dict(), "entries": [exact(entry) for entry in self.entries]}
 
 
 @dataclass(frozen=True)

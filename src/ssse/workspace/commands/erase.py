@@ -158,14 +158,14 @@ class _Task:
         try:
             erased = self._erase()
         except Refused as error:
-            return Erased(self.request, "refused", [], error.reason, already=self.standing.already)
+            return Erased(self.request, "refused", [], error.reason, already=self.standing.already, measured=True)
         except FAULTS as error:
-            return Erased(self.request, "refused", [], str(error), already=self.standing.already)
+            return Erased(self.request, "refused", [], str(error), already=self.standing.already, measured=True)
         return Erased(self.request, "tried", [], details=self._details(erased), already=self.standing.already)
 
     def carry_out(self) -> Erased:
         if refusal := self._refusal():
-            return self._refuse(refusal)
+            return self._refuse(refusal, measured=False)
         try:
             erased = self._erase()
         except Refused as error:
@@ -207,11 +207,13 @@ class _Task:
             return f"All of its samples are erased already, by {by}."
         return ""
 
-    def _refuse(self, reason: str, diagnostics: dict[str, Any] | None = None) -> Erased:
+    def _refuse(self, reason: str, diagnostics: dict[str, Any] | None = None, measured: bool = True) -> Erased:
+        """`measured`: the reason comes from a step on the samples; it is shown without its numbers."""
         details = {"k": len(self.digests), "reason": reason, "diagnostics": diagnostics, "verdict": "refused"}
+        details |= {"measured": measured}
         self.transaction.ledger.append("refused", self.request, details)
         entries = self.transaction.ledger.of_request(self.request)
-        return Erased(self.request, "refused", entries, reason, already=self.standing.already)
+        return Erased(self.request, "refused", entries, reason, already=self.standing.already, measured=measured)
 
     def _erase(self) -> ErasedModel:
         return self.engine.erase(self.checked, self.curvature, self.asked)

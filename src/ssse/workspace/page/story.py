@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from ssse.workspace.record.details import read_details
+from ssse.workspace.record import ledger
+from ssse.workspace.record.published import published
 
 Entry = Mapping[str, Any]
 OUTCOMES = ("received", "erased", "refused")  # what makes a request one
@@ -87,12 +88,10 @@ class Request:
 
 
 class Story:
-    """Everything that the page says, as the entries have it."""
+    """Everything that the page says: what may be shown of the ledger's entries, and nothing else of them."""
 
-    def __init__(self, entries: Sequence[Entry]):
-        self.entries: list[dict[str, Any]] = [
-            {**entry, "details": read_details(entry["kind"], entry["details"])} for entry in entries
-        ]
+    def __init__(self, entries: Iterable[ledger.Entry]):
+        self.entries: list[dict[str, Any]] = [published(entry) for entry in entries]
 
     @cached_property
     def requests(self) -> list[Request]:
@@ -173,13 +172,14 @@ class Story:
     def _counts(self, erased: Entry, fitted: Entry) -> bool:
         return erased["seq"] > fitted["seq"] and erased["seq"] not in self.undone
 
-    def current(self, name: str) -> str | None:
-        """The digest of what is in force now, of "weights" or "curvature"; None where it is not recorded."""
+    @property
+    def weights(self) -> str | None:
+        """The digest of those in force now; None where it is not recorded."""
         for entry in reversed(self.entries):
             if entry["kind"] in STATES:
                 details = entry["details"]
                 if "after" in details:
-                    return (details["after"] or {}).get(name)
-                if details.get(name):
-                    return details[name]
+                    return (details["after"] or {}).get("weights")
+                if details.get("weights"):
+                    return details["weights"]
         return None

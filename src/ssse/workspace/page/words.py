@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ssse.workspace.record.describe import number
 
+HIDDEN = "not shown"
 # A sign and a word: readable without colour. The second word is the class of its colour.
 STATES = {
     "erased": ("✔ erased", "yes"),
@@ -116,5 +117,10 @@ def measure_meaning(key: str) -> str:
     return MEASURES.get("kl" if key.startswith("kl_") else key, "")
 
 
+def up_to(value: float | None) -> str:
+    """What was measured on samples is rounded up before it is shown, or not shown at all."""
+    return HIDDEN if value is None else f"≤ {number(value)}"
+
+
 def change(before: float | None, after: float | None) -> str:
-    return f"{number(before)} → {number(after)}"
+    return HIDDEN if before is None and after is None else f"{up_to(before)} → {up_to(after)}"

@@ -76,6 +76,8 @@ def distance_from_refit(erased: Details) -> str:
     if erased.get("exact"):
         return "rounding"
     bound = erased.get("distance_bound")
+    if bound is None and erased.get("proved"):
+        return "proved, and not shown"  # of few samples it could tell whose they are
     return "not proved" if bound is None else f"at most {number(bound)}"
 
 

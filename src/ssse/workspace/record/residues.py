@@ -50,8 +50,9 @@ def what_remains(erased: Mapping[str, Any], created: Mapping[str, Any], held: bo
     lines += [
         _line(
             "ledger",
-            "keeps salted digests of the forgotten samples, so that they are recognised. Who has this workspace and a "
-            "sample can tell that it was erased.",
+            "keeps salted digests of the forgotten samples, so that they are recognised, and exact numbers that were "
+            "measured on them. Who has this workspace and a sample can tell that it was erased: keep it as you keep "
+            "the data. The page and `ssse log` leave out what would tell it.",
         ),
         _line(
             "training data, original weights, backups, deployed copies",
