@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ssse.workspace.record.describe import describe
 from ssse.workspace.record.details import read_details
 from ssse.workspace.record.folder import restrict
 from ssse.workspace.record.residues import what_remains
@@ -101,3 +102,11 @@ def test_todays_details_are_read_as_they_are(tmp_path):
     for kind in ("created", "fitted", "erased", "received", "something new"):
         details = {"engine": "torch", "epsilon": 1}
         assert read_details(kind, details) is details
+
+
+def test_a_step_that_was_once_taken_by_force_still_says_so():
+    """When bounds had no names one option was for all of them."""
+    for forced, overridden in ((True, ["force"]), (False, [])):
+        details = {"engine": "torch", "forced": forced, "verdict": "caution", "k": 2, "n": 9}
+        assert read_details("erased", details)["overridden"] == overridden
+        assert ("overriding force" in describe("erased", details)) == forced

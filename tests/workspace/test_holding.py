@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from ssse.errors import InvalidSetting
+from ssse.workspace.results import Erased
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
 from tests.support.commands import call, call_json
@@ -41,7 +45,7 @@ def kinds(workspace: Workspace) -> list[str]:
     return [entry.kind for entry in workspace.log().entries]
 
 
-def hold(made: workspaces.Made, request: str = "r-1", ids: list[str] | None = None, **options):
+def hold(made: workspaces.Made, request: str = "r-1", ids: list[str] | None = None, **options: Any) -> Erased:
     answer = made.workspace.erase(request, ids=ids or ["s3", "s11"], options={**UNSURE, **options})
     assert answer.outcome == "erased"
     return answer
@@ -141,9 +145,10 @@ def test_a_state_that_test_data_finds_sound_settles_all(made):
 
 @pytest.mark.parametrize(("policy", "held"), [("never", False), ("always", True)])
 def test_a_stated_policy_decides(made, policy, held):
-    answer = hold(made, **{"erase.confirm": policy})
+    chosen: Any = {"erase.confirm": policy}
+    answer = hold(made, **chosen)
     assert answer.details["held"] is held
-    vouched = made.workspace.erase("r-2", ids=["s5"], options={"erase.confirm": policy})
+    vouched = made.workspace.erase("r-2", ids=["s5"], options=chosen)
     assert vouched.details["held"] is held
     assert len(names(made.path)) == 1 + held
     assert made.workspace.verify().ok
@@ -174,8 +179,9 @@ def test_the_other_commands_go_on_meanwhile(made):
 
 
 def test_old_files_that_are_to_be_kept_are_kept_when_it_is_confirmed(made):
-    hold(made, **{"erase.old_weights": "keep"})
-    hold(made, "r-2", ["s5"], **{"erase.old_weights": "keep"})
+    kept: Any = {"erase.old_weights": "keep"}
+    hold(made, **kept)
+    hold(made, "r-2", ["s5"], **kept)
     assert made.workspace.verify().ok
     made.workspace.confirm()
     assert names(made.path) == ["000002", "000004", "000006"]
@@ -231,22 +237,15 @@ def test_going_back_to_another_state_than_the_entry_names_is_seen(made):
     assert any("did not go back" in what for _, what in Workspace(folder).verify().damages)
 
 
-def rewrite(folder: Path, seq: int, details: dict) -> None:
+def rewrite(folder: Path, seq: int, details: dict[str, Any]) -> None:
     """The last entry, with its hash made anew."""
-    from dataclasses import replace
-
-    from ssse.workspace.record.ledger import Entry
-
     last = Workspace(folder).log().entries[-1]
     assert last.seq == seq
     new = replace(last, details=details)
-    assert isinstance(new, Entry)
     connection = sqlite3.connect(folder / "ledger.sqlite", isolation_level=None)
     triggers = connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
     for name, _ in triggers:
         connection.execute(f"DROP TRIGGER {name}")
-    import json
-
     body = json.dumps(details, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     connection.execute("UPDATE entries SET details = ?, hash = ? WHERE seq = ?", (body, new.expected_hash(), seq))
     for _, sql in triggers:

@@ -6,6 +6,7 @@ import json
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from tests.support import workspaces
 from tests.support.commands import call, call_json
 from tests.support.workspaces import snapshot
 
-KEPT = {"erase__old_weights": "keep", "erase__old_curvature": "keep"}
+KEPT: dict[str, Any] = {"erase__old_weights": "keep", "erase__old_curvature": "keep"}
 MAKE = {"torch": workspaces.make, "sklearn": workspaces.make_estimator}
 
 

@@ -129,6 +129,7 @@ def _meaning(request: Request) -> str:
 
 def _request_row(request: Request) -> dict[str, Any]:
     reason = request.details("refused").get("reason") if request.state == "refused" else None
+    reason = " ".join(request.details("erased").get("why_held") or ()) if request.state == "held" else reason
     return {
         "id": request.id,
         "received": request.received,

@@ -48,13 +48,16 @@ def read_holdings(ledger: Ledger) -> Holdings:
     """From the newest entries, as far back as they matter: to an erasure that kept nothing of what was before it."""
     found: list[Entry] = []
     sealed: set[str | None] = set()
-    for entry in ledger.newest(*SETTLING):
-        found.append(entry)
-        if entry.kind == "sealed":
-            sealed.add(entry.request)
-        elif entry.kind == "erased" and entry.request in sealed and _leaves_nothing(entry):
-            break
-    return holdings(reversed(found))
+    try:
+        for entry in ledger.newest(*SETTLING):
+            found.append(entry)
+            if entry.kind == "sealed":
+                sealed.add(entry.request)
+            elif entry.kind == "erased" and entry.request in sealed and _leaves_nothing(entry):
+                break
+        return holdings(reversed(found))
+    except (KeyError, TypeError, AttributeError) as error:  # the whole chain was written anew, and not by us
+        raise BrokenArtefact("The ledger is damaged: its entries are not as ssse writes them.") from error
 
 
 def holdings(entries: Iterable[Entry]) -> Holdings:

@@ -312,7 +312,7 @@ class Ledger:
             return ["it is empty"]
         try:
             return self._damaged_leaves() or self._damaged_samples()
-        except (KeyError, TypeError):  # the whole chain was written anew, and not by us
+        except (KeyError, TypeError, AttributeError):  # the whole chain was written anew, and not by us
             return ["its entries are not as ssse writes them"]
 
     def _damaged_leaves(self) -> list[str]:

@@ -218,7 +218,8 @@ class Transaction:
         for entry in there.unsealed:
             fates = {"keep": "kept", "shred": "shredded"}
             done = {f"old_{part}": fates[fate] for part, fate in entry.details["old"].items()}
-            remains = what_remains(*(read_details(one.kind, one.details) for one in (entry, created)))
+            erased, made = (read_details(one.kind, one.details) for one in (entry, created))
+            remains = what_remains(erased, made)
             self.ledger.append("sealed", entry.request, {**done, "remains": remains})
 
     def give_up(self) -> None:
