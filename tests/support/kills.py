@@ -30,25 +30,32 @@ from ssse.intake import skops as skops_files
 from ssse.intake import weights
 from ssse.system import files, store
 from ssse.workspace.commands import settle
-from ssse.workspace.record import database, folder, holdings, ledger, lock, membership, page_sum, seal
+from ssse.workspace.commands import upgrade as upgrades
+from ssse.workspace.record import anchors, database, folder, holdings, ledger, lock, membership, page_sum, seal
 from ssse.workspace.record import transaction as transactions
+from ssse.workspace.results import Verification
 from ssse.workspace.workspace import Workspace
-from tests.support import workspaces
+from tests.support import keyed, workspaces
 
 WATCHED = {
     module.__file__
     for module in (
-        *(database, files, folder, holdings, transactions, ledger, lock, membership, page_sum, seal, settle),
-        *(skops_files, store, weights),
+        *(anchors, database, files, folder, holdings, transactions, ledger, lock, membership, page_sum, seal, settle),
+        *(skops_files, store, upgrades, weights),
     )
 }
 FORGET = [3, 11]
+MEASURED = ("seconds", "blind", "shown")  # in details: what was measured, and what follows from the hashes
 N, P = 32, 3
 
 
 @dataclass(frozen=True)
 class Operation:
-    """`run`: one command. `makes`: the entry that it is about. `prepare`: what was done before."""
+    """`run`: one command. `makes`: the entry that it is about. `prepare`: what was done before.
+
+    `verify`: what must hold at any moment; `finished`: at the end, where that is more. `beside`: files next to the
+    workspace that the command writes, too.
+    """
 
     makes: str
     run: Callable[[Workspace], object]
@@ -56,6 +63,9 @@ class Operation:
     options: dict[str, Any] = field(default_factory=dict)
     fit: bool = True
     make: Callable[..., workspaces.Made] = workspaces.make
+    verify: Callable[[Workspace], Verification] = Workspace.verify
+    finished: Callable[[Workspace], Verification] | None = None
+    beside: tuple[str, ...] = ()
 
 
 def erase(workspace: Workspace) -> None:
@@ -102,6 +112,39 @@ def retrain(workspace: Workspace) -> None:
 
 
 HELD: dict[str, Any] = {"erase__confirm": "always"}
+SENT = "sent.txt"  # what the anchor's command got
+
+
+def make_keyed(home: Path, **options: Any) -> workspaces.Made:
+    """With a key, an anchor, and a command that gets the heads as well."""
+    command = f"/bin/sh -c 'cat >> {home / SENT}; echo >> {home / SENT}'"
+    return keyed.make(home, record__anchor_command=command, **options).made
+
+
+def verify_keyed(workspace: Workspace) -> Verification:
+    """Whatever was published, in part or whole, is of this ledger."""
+    home = workspace.folder.path.parent
+    sent = workspace.verify(anchor=home / SENT)
+    assert sent.ok, sent.damages
+    return workspace.verify(keys=[home / "key.pem.pub"], anchor=home / "heads.txt")
+
+
+def finished_keyed(workspace: Workspace) -> Verification:
+    seen = verify_keyed(workspace)
+    home = workspace.folder.path.parent
+    for name in (SENT, "heads.txt"):
+        found = anchors.read_heads(home / name)
+        assert (found.heads[-1].size, found.rest) == (seen.entries, b""), name
+    return seen
+
+
+def make_old(home: Path, **_: Any) -> workspaces.Made:
+    """As an earlier version left it."""
+    shutil.copytree(BEFORE / "torch", home, symlinks=True)
+    return workspaces.Made(home, Workspace(home / "ws"), *workspaces.data(N, P))
+
+
+BEFORE = Path(__file__).parents[1] / "before"
 KEPT: dict[str, Any] = {"erase__old_weights": "keep", "erase__old_curvature": "keep"}
 OPERATIONS = {
     "fit": Operation("fitted", Workspace.fit, fit=False),
@@ -123,6 +166,10 @@ OPERATIONS = {
     "erase estimator and keep": Operation(
         "erased", erase, erase_another, options={**KEPT, "erase__policy": "joint"}, make=workspaces.make_estimator
     ),
+    "erase with key": Operation(
+        "erased", erase, make=make_keyed, verify=verify_keyed, finished=finished_keyed, beside=("heads.txt", SENT)
+    ),
+    "upgrade": Operation("upgraded", Workspace.upgrade, make=make_old),
 }
 
 
@@ -138,6 +185,7 @@ class Rehearsal:
         made = self.operation.make(self.home, fit=self.operation.fit, n=N, p=P, **self.operation.options)
         self.operation.prepare(made.workspace)
         self.pristine, self.trial = made.path, self.home / "trial"  # beside each other: both see ../train.npz
+        self.beside = {self.home / name: (self.home / name).read_bytes() for name in self.operation.beside}
         self.start()
         self.before, self.size = workspaces.snapshot(self.trial), len(self.entries())
         self.old = self.weights()
@@ -149,11 +197,23 @@ class Rehearsal:
         if self.trial.exists():
             shutil.rmtree(self.trial)
         shutil.copytree(self.pristine, self.trial, symlinks=True)
+        for path, content in self.beside.items():
+            path.write_bytes(content)
+
+    def fingerprint(self) -> str:
+        found = hashlib.sha256()
+        for name, body in workspaces.snapshot(self.trial).items():
+            if not name.endswith("-shm"):  # locks alone
+                found.update(name.encode())
+                found.update(body if isinstance(body, bytes) else body.encode())
+        for path in self.beside:
+            found.update(path.read_bytes())
+        return found.hexdigest()
 
     def entries(self) -> list[Any]:
         """All but what was measured, and the hashes that follow from it."""
         found = [entry.to_dict() for entry in Workspace(self.trial).log().entries]
-        return [without({**entry, "hash": "", "previous": "", "time": ""}, "seconds") for entry in found]
+        return [without({**entry, "hash": "", "previous": "", "time": ""}, MEASURED) for entry in found]
 
     def weights(self) -> bytes:
         current = self.trial / "current"
@@ -192,7 +252,7 @@ class Rehearsal:
     def check_killed(self) -> bool:
         """Whether the kill came between the first byte written and the last."""
         found = workspaces.snapshot(self.trial)
-        seen = Workspace(self.trial).verify()
+        seen = self.operation.verify(Workspace(self.trial))
         assert seen.ok, seen.damages
         assert workspaces.snapshot(self.trial) == found, "verify wrote something"
         assert self.weights() in (self.old, self.new)
@@ -204,15 +264,15 @@ class Rehearsal:
         kinds = [entry["kind"] for entry in self.entries()[self.size :]]
         if self.operation.makes in kinds or not self.operation.makes:
             workspace.fit()  # fitted already: only finishes what is unfinished
-            assert workspace.verify().ok
+            assert self.operation.verify(workspace).ok
         if self.operation.makes not in kinds:
             self.operation.run(workspace)
         if self.operation.makes == "erased":
             erase(workspace)  # is a repetition now, and says so
-        seen = workspace.verify()
+        seen = (self.operation.finished or self.operation.verify)(workspace)
         assert seen.ok, seen.damages
         assert seen.interrupted is None
-        assert seen.notes == self.notes
+        assert seen.notes == self.notes, seen.notes
         strange = set(workspaces.snapshot(self.trial)) ^ self.names
         assert not strange, strange
         entries, rest = self.essence()
@@ -245,41 +305,33 @@ class Rehearsal:
             if self.counts["killed"] >= wanted and enough:
                 return
 
-    def at_every_line(self) -> None:
-        """At each line of what writes, as far as the disk is another one there than at the line before."""
+    def at_every_line(self, every: int = 1) -> None:
+        """At each line of what writes, or every so many, as far as the disk is another one than at the line before."""
         self.start()
         changing: list[int] = []
-        last = fingerprint(self.trial)
+        last = self.fingerprint()
 
         def look(line: int) -> None:
             nonlocal last
-            found = fingerprint(self.trial)
+            found = self.fingerprint()
             if found != last:
                 changing.append(line)
                 last = found
 
         lines = traced(look, lambda: self.operation.run(Workspace(self.trial)))
-        for line in changing:
+        chosen = changing[::every]
+        for line in chosen:
             self.start()
             assert self.attempt(lambda line=line: dies_at(line))
             self.counts["middle"] += self.check_killed()
             self.finish()
-        self.counts += Counter(killed=len(changing), lines=lines)
+        self.counts += Counter(killed=len(chosen), lines=lines)
 
 
-def without(value: Any, name: str) -> Any:
+def without(value: Any, names: tuple[str, ...]) -> Any:
     if isinstance(value, dict):
-        return {key: without(inner, name) for key, inner in value.items() if key != name}
+        return {key: without(inner, names) for key, inner in value.items() if key not in names}
     return value
-
-
-def fingerprint(path: Path) -> str:
-    found = hashlib.sha256()
-    for name, body in workspaces.snapshot(path).items():
-        if not name.endswith("-shm"):  # locks alone
-            found.update(name.encode())
-            found.update(body if isinstance(body, bytes) else body.encode())
-    return found.hexdigest()
 
 
 def look_at_every_line(look: Callable[[int], None]) -> None:
@@ -325,8 +377,8 @@ def main(home: Path, group: str) -> dict[str, dict[str, int]]:
     way, *names = group.split(",")
     for name in names:
         rehearsal = Rehearsal(home / name.replace(" ", "_"), OPERATIONS[name])
-        if way == "lines":
-            rehearsal.at_every_line()
+        if way.startswith("lines"):
+            rehearsal.at_every_line(int(way.removeprefix("lines") or 1))
         else:
             rehearsal.at_random(int(way.removeprefix("twice")), random.Random(name), twice=way.startswith("twice"))
         found[name] = dict(rehearsal.counts)

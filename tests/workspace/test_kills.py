@@ -46,7 +46,8 @@ def test_the_kills_are_as_many_as_promised():
     """In full; in small every kind of operation is killed, too."""
     operations = [name for _, names in RANDOM for name in names]
     assert MANY_ONCE * len(operations) + 2 * MANY_TWICE >= 200
-    assert set(operations) == {name for name in OPERATIONS if "estimator" not in name and name != "report"}
+    elsewhere = {"report", "upgrade", "erase with key"}  # killed at every line
+    assert set(operations) == {name for name in OPERATIONS if "estimator" not in name} - elsewhere
 
 
 @pytest.mark.parametrize(("wanted", "names"), RANDOM, ids=["one by one", "of every kind", "that wait"])
@@ -61,6 +62,18 @@ def test_killed_and_killed_again():
         assert counts["killed"] >= TWICE, name
         assert counts["middle"] >= max(1, TWICE // 5), name
         assert counts["twice"] >= 1, name
+
+
+def test_killed_while_it_signs_and_publishes():
+    """Once all is sealed the head is still to be published, which the next command does."""
+    counts = kill(f"lines{sized(5, 1)},erase with key")["erase with key"]
+    assert counts["killed"] >= sized(6, 30)
+    assert counts["middle"] >= counts["killed"] // 2
+
+
+def test_killed_while_it_is_upgraded():
+    counts = kill(f"lines{sized(2, 1)},upgrade")["upgrade"]
+    assert counts["killed"] >= sized(4, 8)
 
 
 def test_killed_at_every_line_that_finds_the_disk_changed():

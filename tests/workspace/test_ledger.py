@@ -112,6 +112,11 @@ def test_an_empty_ledger_is_damaged(ledger):
         "INSERT INTO entries VALUES (9, 't', 'k', NULL, '{}', 'p', 'h')",
         "INSERT OR REPLACE INTO entries VALUES (1, 't', 'k', NULL, '{}', 'p', 'h')",
         "INSERT INTO entries VALUES (NULL, 't', 'k', NULL, '{}', 'p', 'h')",
+        "UPDATE leaves SET leaf = '{}'",
+        "UPDATE leaves SET signature = 'x'",
+        "DELETE FROM leaves",
+        "INSERT INTO leaves VALUES (9, '{}', NULL)",
+        "INSERT OR REPLACE INTO leaves VALUES (1, '{}', NULL)",
     ],
 )
 def test_the_file_itself_refuses_to_forget(statement, path):

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -165,9 +166,7 @@ class Ledger:
         leaf = leaf_of(entry)
         grown, signature = before.add(leaf_hash(leaf.encode())), None
         if signer is not None:
-            first = self._one("WHERE seq = 1")
-            assert first is not None
-            head = Checkpoint(origin_of(first.hash), entry.seq, grown.root(), entry.hash, entry.time)
+            head = Checkpoint(origin_of(self.entry(1).hash), entry.seq, grown.root(), entry.hash, entry.time)
             signature = encoded(signer.sign(head.text().encode()))
         self._connection.execute("INSERT INTO leaves VALUES (?, ?, ?)", (entry.seq, leaf, signature))
         return grown
@@ -185,11 +184,29 @@ class Ledger:
     def frontier(self) -> Frontier:
         """Of the tree of all leaves."""
         if self._frontier is None:
-            grown = Frontier()
-            for leaf, _ in self.leaves():
-                grown = grown.add(leaf_hash(leaf.encode()))
-            self._frontier = grown
+            self._frontier = self._grown(None)
         return self._frontier
+
+    def frontier_at(self, size: int) -> Frontier:
+        """Of the tree of the first leaves."""
+        return self.frontier if self.frontier.size == size else self._grown(size)
+
+    def _grown(self, size: int | None) -> Frontier:
+        grown = Frontier()
+        for leaf, _ in islice(self.leaves(), size):
+            grown = grown.add(leaf_hash(leaf.encode()))
+        return grown
+
+    def signature(self, seq: int) -> str | None:
+        """Of an entry, in base64."""
+        found = self._connection.execute("SELECT signature FROM leaves WHERE seq = ?", (seq,)).fetchone()
+        return found[0] if found else None
+
+    def entry(self, seq: int) -> Entry:
+        found = self._one("WHERE seq = ?", seq)
+        if found is None:
+            raise BrokenArtefact(f"'{FILE}' is damaged: there is no entry {seq}.")
+        return found
 
     @property
     def has_leaves(self) -> bool:
@@ -318,7 +335,9 @@ class Ledger:
     def _damaged_leaves(self) -> list[str]:
         """Each is of its entry; what it shows of it is what the entry's hash, or that of the upgrade, says."""
         if not self.has_leaves:
-            return []
+            first = self._one("WHERE seq = 1")
+            had = self.first("upgraded") is not None or (first is not None and SHOWN in first.details)
+            return ["its leaves are gone"] if had else []
         grown, checked = Frontier(), 0  # how many are covered by a hash in the chain
         leaves = self.leaves()
         for entry in self.entries():

@@ -250,6 +250,7 @@ class Transaction:
         """After all is sealed: the head goes to its anchors, where it is not there yet."""
         published = {**self.seal.published, **self.anchors.publish(self.folder.ledger, self.seal.published)}
         if published != self.seal.published and self.seal.command is None:
+            self._sweep()  # a process that was killed here left a seal that is closed, so nobody else does
             self.seal = replace(self.seal, published=published)
             self.seal.write(self.folder.path)
 
