@@ -140,11 +140,11 @@ def init(
 
 
 def _seen_from(workspace: Path, data: str) -> str:
-    """A path as the workspace sees it; pkg.module:dataset as it is."""
+    """A path as the workspace sees it; pkg.module:dataset as it is, where no file is called like that."""
     from ssse.intake.importing import is_spec
     from ssse.workspace.settings import relative
 
-    return data if is_spec(data) else relative(data, workspace)
+    return data if is_spec(data) and not Path(data).exists() else relative(data, workspace)
 
 
 def fit(

@@ -55,9 +55,10 @@ def open_transaction(
                 folder.refuse_damaged(ledger, seal)
                 seal = seal.in_todays_form(folder.path)
                 killed = seal.command is not None
-                transaction = Transaction(
-                    folder, ledger, toml.read(folder.path / toml.FILE), command, seal, recovered=killed
-                )
+                settings = toml.read(folder.path / toml.FILE)
+                if (known := ledger.last("created", "configured")) is not None:
+                    toml.refuse_other_code(toml.check(known.details["settings"], "The ledger"), settings)
+                transaction = Transaction(folder, ledger, settings, command, seal, recovered=killed)
                 if killed:
                     transaction.finish()
                 yield transaction
