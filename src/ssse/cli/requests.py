@@ -182,7 +182,7 @@ def calibrate(
     ids: Ids = None,
     retrained: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights retrained without them.")] = None,
     held_out: Annotated[
-        str | None, typer.Option(metavar="DATA", help="Samples of the same kind, never trained on.")
+        str | None, typer.Option(metavar="FILE", help="Samples of the same kind, never trained on.")
     ] = None,
     whole_class: Annotated[bool | None, typer.Option("--whole-class", help="They are all of their kind.")] = None,
     method: Annotated[Method | None, typer.Option(help="auto: by the strongest evidence given.")] = None,
