@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ def test_how_fast_the_machine_is_leaves_no_trace(auto, tmp_path, monkeypatch):
         monkeypatch.setattr(planning, "_operations_per_second", lambda device, dtype, speed=speed: speed)
         if auto:
             monkeypatch.setattr(planning, "SOON", 1.0)
-        how = {} if auto else {"structure": "dense"}
+        how: dict[str, Any] = {} if auto else {"structure": "dense"}
         fitted = Curvature.fit(
             sample.model, sample.loss, sample.data, damping=1e-2, on_plan=lambda plan: said.append(str(plan)), **how
         )

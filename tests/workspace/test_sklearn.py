@@ -509,18 +509,14 @@ def test_a_model_that_changed_since_the_fit_is_refused(tmp_path):
     settings.write_text(good.replace("C = 0.5", "C = 2.0"))
     assert "model.arguments changed" in call_error("erase", made.ws, "--request", "r", "--ids", IDS)
     settings.write_text(good.replace('factory = "sklearn.linear_model:LogisticRegression"\n', ""))
-    said = call_error("erase", made.ws, "--request", "r", "--ids", IDS)
-    assert "arguments are in the skops file" in said
-    settings.write_text(good.replace("sklearn.linear_model:LogisticRegression", "torch.nn:Linear"))
-    call_error("erase", made.ws, "--request", "r", "--ids", IDS)
+    assert "'model.factory' is None, and was" in call_error("erase", made.ws, "--request", "r", "--ids", IDS)
+    settings.write_text(good)
+    call_error("erase", made.ws, "--request", "r", "--ids", IDS, "--set", "model.factory=torch.nn:Linear")
 
 
 def test_another_kind_of_model_than_the_workspace_holds(fitted):
-    settings = fitted.ws / "ssse.toml"
-    settings.write_text(
-        settings.read_text().replace("[model]\n", '[model]\nfactory = "sklearn.linear_model:LogisticRegression"\n')
-    )
-    assert "Put it back" in call_error("erase", fitted.ws, "--request", "r", "--ids", IDS)
+    other = "model.factory=sklearn.linear_model:LogisticRegression"
+    assert "Put it back" in call_error("erase", fitted.ws, "--request", "r", "--ids", IDS, "--set", other)
 
 
 # Damage, and death

@@ -31,7 +31,7 @@ NARROW = 96  # columns of a terminal, below which the ledger is no table
 
 def evaluate(
     workspace: Where,
-    test: Annotated[str | None, typer.Option(metavar="DATA", help="Test data; data.test if not given.")] = None,
+    test: Annotated[str | None, typer.Option(metavar="FILE", help="Test data; data.test if not given.")] = None,
     retrained: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="Weights retrained without S; several seeds give the noise floor."),

@@ -148,11 +148,11 @@ def init(
 
 
 def _seen_from(workspace: Path, data: str) -> str:
-    """A path as the workspace sees it; pkg.module:dataset as it is."""
+    """A path as the workspace sees it; pkg.module:dataset as it is, where no file is called like that."""
     from ssse.intake.importing import is_spec
     from ssse.workspace.settings import relative
 
-    return data if is_spec(data) else relative(data, workspace)
+    return data if is_spec(data) and not Path(data).exists() else relative(data, workspace)
 
 
 def _elsewhere(workspace: Path, path: str | None) -> str | None:
@@ -200,7 +200,7 @@ def calibrate(
     ids: Ids = None,
     retrained: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights retrained without them.")] = None,
     held_out: Annotated[
-        str | None, typer.Option(metavar="DATA", help="Samples of the same kind, never trained on.")
+        str | None, typer.Option(metavar="FILE", help="Samples of the same kind, never trained on.")
     ] = None,
     whole_class: Annotated[bool | None, typer.Option("--whole-class", help="They are all of their kind.")] = None,
     method: Annotated[Method | None, typer.Option(help="auto: by the strongest evidence given.")] = None,

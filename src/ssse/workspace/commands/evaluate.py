@@ -48,7 +48,7 @@ def evaluate(
     assert fitted is not None
     notes = _also_forgotten(transaction, of)
     splits = _training_splits(view, transaction, of, forget, notes)
-    source = user_data.test if test is None else user_data.source(test)
+    source = user_data.test if test is None else user_data.file(test)
     if source is not None:
         engine.try_out(model, source)
         splits |= _test_splits(view, source, splits["forgotten"], settings, notes)
@@ -123,7 +123,7 @@ def _training_splits(
     stays = known.remaining(digests, transaction.ledger.erased_samples())
     wanted = transaction.ledger.erased_samples(of)
     if forget is not None:
-        source, places = user_data.source(forget), None
+        source, places = user_data.file(forget), None
         given = Counter(user_data.digests(source, transaction.ledger.salt).tolist())
         if unknown := (given - wanted).total():
             raise InvalidData(

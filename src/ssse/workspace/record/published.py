@@ -118,7 +118,7 @@ LISTED: dict[str, dict[str, Rule]] = {
         **_each("seconds", by=_COARSE),
         # Over all samples that stay: who has them all could leave out each in turn and compare.
         **_each("mean_loss", "gradient_norm", "correction", "distance_bound", by=bucket),
-        **_each("notes", by=_sentences),
+        **_each("notes", "doubts", by=_sentences),
         **_STATE,
     },
     "calibrated": {

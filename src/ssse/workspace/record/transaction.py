@@ -72,6 +72,8 @@ def open_transaction(
                 seal = seal.in_todays_form(folder.path)
                 killed = seal.command is not None
                 settings = toml.read(folder.path / toml.FILE)
+                if (known := ledger.last("created", "configured")) is not None:
+                    toml.refuse_other_code(toml.check(known.details["settings"], "The ledger"), settings)
                 anchors = Anchors.of(folder.path, settings, recorded_command(ledger), options)
                 anchors.check(ledger, seal.published)
                 signing = read_signing(folder.path, ledger, settings)
