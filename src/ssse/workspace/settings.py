@@ -140,6 +140,7 @@ class Erase(Section):
     residual: bool = False
     policy: Policy = "rebase"
     accept: Literal["caution", "ok"] = "caution"
+    refit: Literal["when_needed", "never"] | Count = "when_needed"
     probe: Literal["test", "none"] = "test"
     old_weights: Literal["shred", "keep"] = "shred"
     old_curvature: Literal["shred", "keep"] = "shred"

@@ -59,13 +59,13 @@ class Workspace:
         entry, seen = create(Path(path), chosen, Path(weights))
         return Created(cls(path), entry, seen)
 
-    def fit(self, options: Options | None = None, *, again: bool = False) -> Fitted:
-        """The curvature; where it is there already, only `again`."""
+    def fit(self, options: Options | None = None, *, again: bool = False, when_needed: bool = False) -> Fitted:
+        """The curvature; where it is there already, only `again`; `when_needed`: if that spares requests one."""
         from ssse.workspace.commands.fit import fit
 
         with self._transaction("fit") as transaction:
             settings = transaction.settings.with_options(options or {})
-            return fit(transaction, settings, self.say, again=again, progress=self.progress)
+            return fit(transaction, settings, self.say, again=again, progress=self.progress, when_needed=when_needed)
 
     def calibrate(
         self,
@@ -104,11 +104,11 @@ class Workspace:
 
         `force`: also by a step that cannot be right, which is refused otherwise; the entry says so.
         """
-        from ssse.workspace.commands.erase import erase
+        from ssse.workspace.commands.stream import answer
 
         with self._transaction("erase") as transaction:
             settings = transaction.settings.with_options(options or {})
-            return erase(
+            return answer(
                 transaction,
                 settings,
                 request,
@@ -117,6 +117,7 @@ class Workspace:
                 dry_run=dry_run,
                 force=force,
                 progress=self.progress,
+                say=self.say,
             )
 
     def evaluate(

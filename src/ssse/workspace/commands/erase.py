@@ -16,6 +16,7 @@ from ssse.system.environment import versions
 from ssse.verdict import Assessment
 from ssse.workspace import settings as toml
 from ssse.workspace.commands.checks import check_places, check_same_model
+from ssse.workspace.commands.refit import NeedsFit, check_schedule, check_step, scale_of_dropped, was_dropped
 from ssse.workspace.engines.choice import engine_for
 from ssse.workspace.engines.data import UserData
 from ssse.workspace.engines.engine import Asked, Engine, ErasedModel
@@ -50,8 +51,13 @@ def erase(
     dry_run: bool = False,
     force: bool = False,
     progress: bool = False,
+    may_fit: bool = False,
+    fresh: Any = None,
 ) -> Erased:
-    """Erase the samples of one request, or say why not. Until the entry "received" nothing is written."""
+    """Erase the samples of one request, or say why not. Until the entry "received" nothing is written.
+
+    `may_fit`: raise NeedsFit where a new curvature may mend what would be refused. `fresh`: one that is not written.
+    """
     user_data = UserData(settings, transaction.folder.path, progress)
     engine = engine_for(user_data)
     history = transaction.ledger.of_request(check_id(request))
@@ -61,7 +67,11 @@ def erase(
     if last is not None and last.kind == "sealed":
         return _repeated(user_data, transaction, request, history, forget, ids)
     check_same_model(transaction, settings)
-    curvature = engine.load_state(transaction.folder.state(current), current.details["files"], model)
+    if may_fit and was_dropped(transaction):
+        raise NeedsFit("dropped", scale_of_dropped(transaction))
+    curvature = fresh
+    if curvature is None:
+        curvature = engine.load_state(transaction.folder.state(current), current.details["files"], model)
     checked = engine.check_request(model, curvature)
     source, places = user_data.requested(forget, ids)
     if ids is None:
@@ -72,9 +82,9 @@ def erase(
     received = _received(last, digests)
     standing = Membership.load(transaction.folder.path / SAMPLES).standing(digests, transaction.ledger)
     data = engine.training_data(curvature, lambda: _places_that_stay(transaction, user_data))
-    fresh = standing.fresh if places is None else places[standing.fresh]
-    asked = Asked(source, fresh, data, _probe(engine, model), force)
-    task = _Task(transaction, engine, settings, request, checked, curvature, asked, digests, standing)
+    to_erase = standing.fresh if places is None else places[standing.fresh]
+    asked = Asked(source, to_erase, data, _probe(engine, model), force)
+    task = _Task(transaction, engine, settings, request, checked, curvature, asked, digests, standing, may_fit)
     if dry_run:
         return task.try_out()
     transaction.folder.check_space(files.size_of(transaction.folder.state(current)))
@@ -144,6 +154,7 @@ class _Task:
     asked: Asked
     digests: np.ndarray
     standing: Standing
+    may_fit: bool  # where a new curvature may mend what would be refused
 
     def try_out(self) -> Erased:
         """What would be said, and nothing done."""
@@ -205,7 +216,17 @@ class _Task:
         return Erased(self.request, "refused", entries, reason, already=self.standing.already)
 
     def _erase(self) -> ErasedModel:
-        return self.engine.erase(self.checked, self.curvature, self.asked)
+        """Raises: NeedsFit: a new curvature is due, or may mend what would be refused."""
+        if not (self.may_fit and self.engine.has_moved(self.curvature)):
+            return self.engine.erase(self.checked, self.curvature, self.asked)
+        check_schedule(self.transaction, self.settings, self.engine, self.curvature)
+        measured = self.engine.measured_scale(self.curvature)
+        try:
+            erased = self.engine.erase(self.checked, self.curvature, self.asked)
+        except (Refused, NotPositiveDefinite, PrecisionLost):
+            raise NeedsFit("refused", measured) from None
+        check_step(erased.assessment, self.settings, measured)
+        return erased
 
     def _details(self, erased: ErasedModel) -> dict[str, Any]:
         chosen = self.settings.erase

@@ -139,6 +139,10 @@ class Ledger:
     def last_of_request(self, request: str) -> Entry | None:
         return self._one("WHERE request = ? ORDER BY seq DESC LIMIT 1", request)
 
+    def count_after(self, seq: int, kind: str) -> int:
+        query = "SELECT count(*) FROM entries WHERE kind = ? AND seq > ?"
+        return self._connection.execute(query, (kind, seq)).fetchone()[0]
+
     def first(self, kind: str) -> Entry | None:
         return self._one("WHERE kind = ? ORDER BY seq LIMIT 1", kind)
 
