@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from ssse.errors import InvalidSetting
 from ssse.workspace import settings as toml
 from ssse.workspace.commands.log import read_log
 from ssse.workspace.commands.verify import verify
+from ssse.workspace.record.answers import Answer
 from ssse.workspace.record.folder import Folder
 from ssse.workspace.record.ledger import Entry
 from ssse.workspace.record.transaction import Transaction, open_transaction
@@ -119,6 +121,21 @@ class Workspace:
                 progress=self.progress,
                 say=self.say,
             )
+
+    def inbox(
+        self, folder: PathLike, *, every: float | None = None, stop: threading.Event | None = None
+    ) -> Iterator[Answer]:
+        """Answer the request files of a folder, one at a time, and write an answer beside each.
+
+        `every`: look again after so many seconds, until `stop` is set; None: what is there, once.
+        """
+        from ssse.workspace.commands.inbox import Inbox
+
+        def erase(request: str, ids: list[str]) -> Erased:
+            return self.erase(request, ids=ids)
+
+        box = Inbox(Path(folder), self.folder, erase, self.say, stop or threading.Event())
+        yield from box.answers(every)
 
     def evaluate(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite, PrecisionLost, Refused
+from ssse.errors import InvalidData, InvalidRequest, NotPositiveDefinite, PrecisionLost, Refused
 from ssse.intake.sources import Batches
 from ssse.system import files
 from ssse.system.environment import versions
@@ -35,7 +35,7 @@ CHECKED = 8  # samples on which a state that was written must answer as the mode
 
 def check_id(request: str) -> str:
     if not request or request != request.strip() or len(request) > LONGEST_ID or not request.isprintable():
-        raise InvalidSetting(
+        raise InvalidRequest(
             f"A request's id is a word or a few, printable, up to {LONGEST_ID} characters; not {request[:40]!r}."
         )
     return request
@@ -123,7 +123,7 @@ def _repeated(
         digests = user_data.digests(source, transaction.ledger.salt, places)
         same = digest_of_samples(digests.tolist()) == then.details["samples"]
     if not same:
-        raise InvalidSetting(
+        raise InvalidRequest(
             f"Request '{request}' was answered on {history[-1].time}, for other samples. Give this one its own id."
         )
     k = next(entry.details["k"] for entry in reversed(history) if entry.kind == "erased")
@@ -136,7 +136,7 @@ def _received(last: Entry | None, digests: np.ndarray) -> bool:
     if last is None or last.kind != "received":
         return False
     if last.details["samples"] != digest_of_samples(digests.tolist()):
-        raise InvalidSetting(
+        raise InvalidRequest(
             f"Request '{last.request}' was received on {last.time} for other samples and is not finished. Finish it "
             "with those, or give this one its own id."
         )
