@@ -29,6 +29,10 @@ class InvalidSetting(SSSEError, ValueError):
     """An argument, or a combination of arguments, has no meaning."""
 
 
+class InvalidRequest(InvalidData, InvalidSetting):
+    """What one request says cannot be: ids that no sample has, an id that stands for other samples."""
+
+
 class DoesNotFit(SSSEError, MemoryError):
     """The pre-flight estimate exceeds the memory budget; the message names what would fit."""
 

@@ -169,7 +169,8 @@ def test_rows_of_batches_drop_the_curvature(tmp_path):
     assert not (workspace.folder.current / "curvature").exists()
     assert workspace.log().entries[-1].details["after"]["curvature"] is None
     before = workspaces.snapshot(workspace.folder.path)
-    assert "run `ssse fit`" in call_error("erase", workspace.folder.path, "--request", "b", "--ids", "0,21")
+    never = ("--set", "erase.refit=never")
+    assert "run `ssse fit`" in call_error("erase", workspace.folder.path, "--request", "b", "--ids", "0,21", *never)
     assert workspaces.snapshot(workspace.folder.path) == before
     call("fit", workspace.folder.path)
     stays = [place for place in everyone if place not in FIRST]

@@ -165,6 +165,10 @@ def _elsewhere(workspace: Path, path: str | None) -> str | None:
 def fit(
     workspace: Where,
     again: Annotated[bool, typer.Option("--again", help="Anew, on the data that remains.")] = False,
+    when_needed: Annotated[
+        bool,
+        typer.Option("--when-needed", help="With --again: only if it spares the requests to come a fit. For cron."),
+    ] = False,
     damping: Damping = None,
     rows: Annotated[Rows | None, typer.Option(help="What the curvature is made of.")] = None,
     structure: Annotated[Structure | None, typer.Option(help="How it is held.")] = None,
@@ -178,11 +182,14 @@ def fit(
     screen = Screen(as_json, quiet, verbose)
     with failures_in_one_line(STOPPED, as_json), screen.alone():
         options = given(settings, fit__damping=damping, fit__rows=rows, fit__structure=structure)
-        fitted = open_workspace(workspace, screen, no_wait).fit(options, again=again)
+        fitted = open_workspace(workspace, screen, no_wait).fit(options, again=again, when_needed=when_needed)
         details = fitted.entry.details
         screen.result(fitted.to_dict())
         for doubt in details.get("doubts", ()) if fitted.now else ():
             screen.warn(as_settings(doubt))
+        if not fitted.now and when_needed:
+            screen.headline(f"Fitted on {fitted.entry.time}, and nothing since then calls for a new curvature.")
+            return
         if not fitted.now:
             screen.headline(f"Fitted already, on {fitted.entry.time}; --again fits anew on the data that remains.")
             return

@@ -143,6 +143,7 @@ class Erase(Section):
     residual: bool = False
     policy: Policy = "rebase"
     accept: Literal["caution", "ok"] = "caution"
+    refit: Literal["when_needed", "never"] | Count = "when_needed"
     probe: Literal["test", "none"] = "test"
     confirm: Literal["when_unsure", "always", "never"] = "when_unsure"
     old_weights: Literal["shred", "keep"] = "shred"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from ssse.errors import InvalidSetting
 from ssse.workspace import settings as toml
 from ssse.workspace.commands.log import read_log
 from ssse.workspace.commands.verify import verify
+from ssse.workspace.record.answers import Answer
 from ssse.workspace.record.folder import Folder
 from ssse.workspace.record.ledger import Entry
 from ssse.workspace.record.leftovers import sweep
@@ -77,13 +79,13 @@ class Workspace:
         entry, seen = create(Path(path), chosen, Path(weights))
         return Created(cls(path), entry, seen)
 
-    def fit(self, options: Options | None = None, *, again: bool = False) -> Fitted:
-        """The curvature; where it is there already, only `again`."""
+    def fit(self, options: Options | None = None, *, again: bool = False, when_needed: bool = False) -> Fitted:
+        """The curvature; where it is there already, only `again`; `when_needed`: if that spares requests one."""
         from ssse.workspace.commands.fit import fit
 
         with self._transaction("fit", options) as transaction:
             settings = transaction.settings.with_options(options or {})
-            return fit(transaction, settings, self.say, again=again, progress=self.progress)
+            return fit(transaction, settings, self.say, again=again, progress=self.progress, when_needed=when_needed)
 
     def calibrate(
         self,
@@ -122,11 +124,11 @@ class Workspace:
 
         `override`: bounds (`ssse.BOUNDS`) that are not to refuse the step; the entry says which it broke.
         """
-        from ssse.workspace.commands.erase import erase
+        from ssse.workspace.commands.stream import answer
 
         with self._transaction("erase", options) as transaction:
             settings = transaction.settings.with_options(options or {})
-            return erase(
+            return answer(
                 transaction,
                 settings,
                 request,
@@ -135,6 +137,7 @@ class Workspace:
                 dry_run=dry_run,
                 override=override,
                 progress=self.progress,
+                say=self.say,
             )
 
     def confirm(self, request: str | None = None) -> Settled:
@@ -150,6 +153,21 @@ class Workspace:
 
         with self._transaction("revert") as transaction:
             return revert(transaction, request)
+
+    def inbox(
+        self, folder: PathLike, *, every: float | None = None, stop: threading.Event | None = None
+    ) -> Iterator[Answer]:
+        """Answer the request files of a folder, one at a time, and write an answer beside each.
+
+        `every`: look again after so many seconds, until `stop` is set; None: what is there, once.
+        """
+        from ssse.workspace.commands.inbox import Inbox
+
+        def erase(request: str, ids: list[str]) -> Erased:
+            return self.erase(request, ids=ids)
+
+        box = Inbox(Path(folder), self.folder, erase, self.say, stop or threading.Event())
+        yield from box.answers(every)
 
     def evaluate(
         self,

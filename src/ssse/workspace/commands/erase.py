@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from ssse.erasure.bounds import check_override
-from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite, PrecisionLost, Refused
+from ssse.errors import InvalidData, InvalidRequest, NotPositiveDefinite, PrecisionLost, Refused
 from ssse.intake.sources import Batches
 from ssse.system import files
 from ssse.system.environment import versions
 from ssse.verdict import Assessment
 from ssse.workspace import settings as toml
 from ssse.workspace.commands.checks import check_places, check_same_model
+from ssse.workspace.commands.refit import NeedsFit, check_schedule, check_step, scale_of_dropped, was_dropped
 from ssse.workspace.engines.choice import engine_for
 from ssse.workspace.engines.data import UserData
 from ssse.workspace.engines.engine import Asked, Engine, ErasedModel
@@ -36,7 +37,7 @@ CHECKED = 8  # samples on which a state that was written must answer as the mode
 
 def check_id(request: str) -> str:
     if not request or request != request.strip() or len(request) > LONGEST_ID or not request.isprintable():
-        raise InvalidSetting(
+        raise InvalidRequest(
             f"A request's id is a word or a few, printable, up to {LONGEST_ID} characters; not {request[:40]!r}."
         )
     return request
@@ -52,8 +53,13 @@ def erase(
     dry_run: bool = False,
     override: Collection[str] = (),
     progress: bool = False,
+    may_fit: bool = False,
+    fresh: Any = None,
 ) -> Erased:
-    """Erase the samples of one request, or say why not. Until the entry "received" nothing is written."""
+    """Erase the samples of one request, or say why not. Until the entry "received" nothing is written.
+
+    `may_fit`: raise NeedsFit where a new curvature may mend what would be refused. `fresh`: one that is not written.
+    """
     check_override(override)
     user_data = UserData(settings, transaction.folder.path, progress)
     engine = engine_for(user_data)
@@ -65,7 +71,11 @@ def erase(
     if last is not None and (last.kind == "sealed" or request in held.requests):
         return replace(_repeated(user_data, transaction, request, history, forget, ids), held=held.requests)
     check_same_model(transaction, settings)
-    curvature = engine.load_state(transaction.folder.state(current), current.details["files"], model)
+    if may_fit and was_dropped(transaction):
+        raise NeedsFit("dropped", scale_of_dropped(transaction))
+    curvature = fresh
+    if curvature is None:
+        curvature = engine.load_state(transaction.folder.state(current), current.details["files"], model)
     checked = engine.check_request(model, curvature)
     source, places = user_data.requested(forget, ids)
     if ids is None:
@@ -76,9 +86,9 @@ def erase(
     received = _received(last, digests)
     standing = Membership.load(transaction.folder.path / SAMPLES).standing(digests, transaction.ledger)
     data = engine.training_data(curvature, lambda: _places_that_stay(transaction, user_data))
-    fresh = standing.fresh if places is None else places[standing.fresh]
-    asked = Asked(source, fresh, data, _probe(engine, model), override)
-    task = _Task(transaction, engine, settings, request, checked, curvature, asked, digests, standing, held)
+    to_erase = standing.fresh if places is None else places[standing.fresh]
+    asked = Asked(source, to_erase, data, _probe(engine, model), override)
+    task = _Task(transaction, engine, settings, request, checked, curvature, asked, digests, standing, held, may_fit)
     if dry_run:
         return task.try_out()
     transaction.folder.check_space(files.size_of(transaction.folder.state(current)))
@@ -117,7 +127,7 @@ def _repeated(
         digests = user_data.digests(source, transaction.ledger.salt, places)
         same = digest_of_samples(digests.tolist()) == then.details["samples"]
     if not same:
-        raise InvalidSetting(
+        raise InvalidRequest(
             f"Request '{request}' was answered on {history[-1].time}, for other samples. Give this one its own id."
         )
     k = next(entry.details["k"] for entry in reversed(history) if entry.kind == "erased")
@@ -131,7 +141,7 @@ def _received(last: Entry | None, digests: np.ndarray) -> bool:
     if last is None or last.kind != "received":
         return False
     if last.details["samples"] != digest_of_samples(digests.tolist()):
-        raise InvalidSetting(
+        raise InvalidRequest(
             f"Request '{last.request}' was received on {last.time} for other samples and is not finished. Finish it "
             "with those, or give this one its own id."
         )
@@ -150,6 +160,7 @@ class _Task:
     digests: np.ndarray
     standing: Standing
     held: Holdings  # before this request
+    may_fit: bool  # where a new curvature may mend what would be refused
 
     def try_out(self) -> Erased:
         """What would be said, and nothing done."""
@@ -216,7 +227,17 @@ class _Task:
         return Erased(self.request, "refused", entries, reason, already=self.standing.already, measured=measured)
 
     def _erase(self) -> ErasedModel:
-        return self.engine.erase(self.checked, self.curvature, self.asked)
+        """Raises: NeedsFit: a new curvature is due, or may mend what would be refused."""
+        if not (self.may_fit and self.engine.has_moved(self.curvature)):
+            return self.engine.erase(self.checked, self.curvature, self.asked)
+        check_schedule(self.transaction, self.settings, self.engine, self.curvature)
+        measured = self.engine.measured_scale(self.curvature)
+        try:
+            erased = self.engine.erase(self.checked, self.curvature, self.asked)
+        except (Refused, NotPositiveDefinite, PrecisionLost):
+            raise NeedsFit("refused", measured) from None
+        check_step(erased.assessment, self.settings, measured)
+        return erased
 
     def _details(self, erased: ErasedModel) -> dict[str, Any]:
         chosen, why = self.settings.erase, self._why_held(erased.assessment)

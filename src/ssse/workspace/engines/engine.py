@@ -110,6 +110,18 @@ class Engine(ABC):
     def load(self, folder: Path, model: Any) -> Any:
         """The curvature that was saved; its files are checked as they lie, so their tensors need not be."""
 
+    @abstractmethod
+    def has_moved(self, curvature: Any) -> bool:
+        """Whether requests since its fit have moved the model from where it was taken: a new one may then do better."""
+
+    def measured_scale(self, curvature: Any) -> dict[str, Any] | None:
+        """ε, and λ beside it, that was measured for this curvature; None where none was."""
+        return None
+
+    def with_measured_scale(self, curvature: Any, measured: Mapping[str, Any]) -> Any:
+        """A new curvature of the same kind, with what was measured for the one before."""
+        return curvature
+
     # ------------------------------------------------------------------------------------------- requests
 
     @abstractmethod

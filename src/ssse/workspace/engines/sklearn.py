@@ -173,6 +173,10 @@ class SklearnEngine(Engine):
     def load(self, folder: Path, model: Any) -> Eraser:
         return Eraser.load(folder, model, verify=False)
 
+    def has_moved(self, curvature: Eraser) -> bool:
+        """Least squares has one curvature, wherever the model is; a joint stream's is of where it began."""
+        return curvature.sums_.erased > 0 and self.settings.erase.policy != "joint" and not curvature.sums_.exact
+
     # ------------------------------------------------------------------------------------------- requests
 
     def check_request(self, model: Any, curvature: Eraser) -> Any:

@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -172,6 +173,18 @@ class TorchEngine(Engine):
 
     def load(self, folder: Path, model: nn.Module) -> Curvature:
         return Curvature.load(folder, verify=False, device=self.device)
+
+    def has_moved(self, curvature: Curvature) -> bool:
+        """A joint stream's rows are all of the θ that it began at."""
+        return curvature.erased > 0 and curvature.joint is None
+
+    def measured_scale(self, curvature: Curvature) -> dict[str, Any] | None:
+        found = curvature.calibrated
+        return None if found is None else {"damping": curvature.damping, **asdict(found)}
+
+    def with_measured_scale(self, curvature: Curvature, measured: Mapping[str, Any]) -> Curvature:
+        found = dict(measured)
+        return curvature.with_damping(found.pop("damping")).with_scale(**found)
 
     def check_request(self, model: nn.Module, curvature: Curvature) -> ModelView:
         check_settings(curvature, **self._options())

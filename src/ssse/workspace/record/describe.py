@@ -11,6 +11,14 @@ from ssse.workspace.record.details import read_details
 SHORT = 12  # characters of a digest by which people tell two apart
 NAMED = 5  # requests in a sentence
 
+BECAUSE = {
+    "refused": "the step was refused by the curvature from before",
+    "leverage": "samples held most of a direction of the curvature from before",
+    "dropped": "the last request had dropped the curvature",
+    "schedule": "erase.refit says so",
+    "worthwhile": "fit --when-needed",
+}
+
 Details = Mapping[str, Any]
 
 
@@ -109,7 +117,16 @@ def _fitted(d: Details) -> str:
         form = ", ".join(part for part in (structure, rows and f"{rows} rows") if part)
         form += f", λ = {number(d.get('damping'))}"
     excluded = f"; {count(d['excluded'], 'erased sample')} left out" if d.get("excluded") else ""
-    return f"{count(d.get('n'), 'sample')}, {count(d.get('d'), 'parameter')}, {form}{excluded}"
+    return f"{count(d.get('n'), 'sample')}, {count(d.get('d'), 'parameter')}, {form}{excluded}{_by_itself(d)}"
+
+
+def _by_itself(d: Details) -> str:
+    """Why nobody had to ask for a fit, and what it cost."""
+    if d.get("because") is None:
+        return ""
+    why = BECAUSE.get(d["because"], d["because"])
+    took = "" if d.get("seconds") is None else f", {d['seconds']:.1f} s"
+    return f"; anew after {count(d.get('after_requests'), 'request')}{took}: {why}"
 
 
 def _calibrated(d: Details) -> str:

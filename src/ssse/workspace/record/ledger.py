@@ -258,6 +258,10 @@ class Ledger:
         """The entries "erased" that were undone: their samples are in the model again."""
         return {seq for entry in self.newest("reverted") for seq in entry.details["entries"]}
 
+    def count_after(self, seq: int, kind: str) -> int:
+        query = "SELECT count(*) FROM entries WHERE kind = ? AND seq > ?"
+        return self._connection.execute(query, (kind, seq)).fetchone()[0]
+
     def first(self, kind: str) -> Entry | None:
         return self._one("WHERE kind = ? ORDER BY seq LIMIT 1", kind)
 
