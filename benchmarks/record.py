@@ -55,9 +55,11 @@ class Report:
         cells = [[cell if isinstance(cell, str) else number(cell) for cell in row] for row in rows]
         self.tables.append({"title": title, "columns": list(columns), "rows": cells})
 
-    def finish(self) -> None:
+    def finish(self, write: bool = True) -> None:
         """Print everything and write results/NAME.json."""
         self._print()
+        if not write:
+            return
         body = {
             "name": self.name,
             "title": self.title,

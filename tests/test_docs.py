@@ -55,6 +55,14 @@ def test_the_readmes_reproduction_is_that_of_the_results(monkeypatch):
     assert f"<!-- reproduced -->\n{table()}\n<!-- end -->" in (ROOT / "README.md").read_text()
 
 
+def test_the_table_of_attacks_is_that_of_the_results(monkeypatch):
+    """As `benchmarks/adversary.py` wrote it."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from adversary import table  # type: ignore[import-not-found]  # a script's folder
+
+    assert f"<!-- adversary -->\n{table()}\n<!-- end -->" in (ROOT / "docs" / "requests.md").read_text()
+
+
 @pytest.mark.long
 def test_the_readmes_table_is_the_demos(tmp_path):
     printed = run("-m", "ssse", "demo", folder=tmp_path).splitlines()

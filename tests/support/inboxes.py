@@ -156,7 +156,6 @@ def at_every_line(home: Path, files: int) -> dict[str, float]:
 
 def main(home: Path, files: int, way: str) -> dict[str, float]:
     torch.set_num_threads(1)
-    os.environ["SOURCE_DATE_EPOCH"] = kills.EPOCH
     return at_every_line(home, files) if way == "lines" else at_random(home, files, int(way))
 
 

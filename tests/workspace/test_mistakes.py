@@ -197,6 +197,20 @@ def test_evaluation_measures_with_the_weight_decay_of_the_fit(tmp_path):
     assert one["erased", "objective"] == other["erased", "objective"]
 
 
+@pytest.mark.parametrize("option", ["original", "retrained"])
+def test_weights_that_are_finite_and_too_large_to_be_compared(tmp_path, option):
+    """One byte of an exponent is enough."""
+    made = workspaces.make(tmp_path / "home")
+    made.workspace.erase("a", ids=["s1"])
+    weights = made.weights()
+    weights["weight"][0, 0] = 1e300
+    save_file(weights, made.home / "large.safetensors")
+    before = workspaces.snapshot(made.path)
+    said = call_error("evaluate", made.path, f"--{option}", made.home / "large.safetensors")
+    assert "is no finite number" in said
+    assert workspaces.snapshot(made.path) == before
+
+
 def test_tables_are_read_by_the_names_of_their_columns(tmp_path):
     x, y = workspaces.data()
     model = workspaces.train(x.float().double(), y, 3)

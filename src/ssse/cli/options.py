@@ -13,6 +13,7 @@ from ssse.errors import InvalidSetting
 if TYPE_CHECKING:
     from ssse.workspace.workspace import Workspace
 
+LONGEST_LIST = 1 << 26  # bytes of a file of ids: millions of them
 STOPPED = "Stopped; the workspace is whole. The same command does it again, or finishes it."
 
 Where = Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The folder that `ssse init` made.")]
@@ -69,11 +70,15 @@ def listed(ids: list[str] | None) -> list[str] | None:
 
 def _lines_of(file: str) -> list[str]:
     try:
-        text = Path(file).read_text(encoding="utf-8-sig")
+        with Path(file).open("rb") as opened:  # also of a pipe, as `@<(…)` is one; of a device it would never end
+            content = opened.read(LONGEST_LIST + 1)
+        text = content.decode("utf-8-sig").replace("\r", "\n")
     except UnicodeDecodeError:
         raise InvalidSetting(f"'{file}' is not UTF-8 text with one id a line.") from None
     except OSError as error:
         raise InvalidSetting(f"--ids @{file}: the file cannot be read ({error.strerror or error}).") from None
+    if len(content) > LONGEST_LIST:
+        raise InvalidSetting(f"'{file}' is longer than {LONGEST_LIST >> 20} MiB, which no list of ids is.")
     return [line.strip() for line in text.split("\n") if line.strip()]
 
 

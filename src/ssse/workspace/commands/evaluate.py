@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch import nn
 
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.evaluation.evaluate import evaluate as evaluate_models
+from ssse.evaluation.table import Evaluation
 from ssse.intake.sources import Source
 from ssse.workspace.engines.choice import engine_for
 from ssse.workspace.engines.data import UserData
@@ -68,9 +70,21 @@ def evaluate(
         level=settings.evaluate.level,
         progress=progress,
     )
+    _check_finite(table)
     details = {"table": table.to_dict(), "of": of, "notes": notes, "after": current.details["after"]}
     transaction.begin()
     return Evaluated(transaction.ledger.append("evaluated", None, details), table)
+
+
+def _check_finite(table: Evaluation) -> None:
+    """Of weights that are finite and far too large. Neither the ledger nor JSON holds an infinity."""
+    for measure in table.measures:
+        for name, cell in table.cells[measure.key].items():
+            if not all(math.isfinite(value) for value in (cell.value or 0.0, cell.spread or 0.0)):
+                raise InvalidData(
+                    f"'{measure.title}' of the model '{name}' is no finite number: its outputs, or those of the model "
+                    "that it is compared with, are too large. Are these weights of this model?"
+                )
 
 
 def _requests(transaction: Transaction, asked: Sequence[str]) -> list[str]:

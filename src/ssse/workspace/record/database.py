@@ -6,8 +6,9 @@ import errno
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ssse.errors import BrokenArtefact, InvalidSetting
@@ -17,6 +18,7 @@ from ssse.workspace.record.image import image
 FILE = "ledger.sqlite"
 LOG, INDEX, JOURNAL = (f"{FILE}-{end}" for end in ("wal", "shm", "journal"))  # SQLite's own; the last is none of ours
 WAIT = 30.0  # seconds for another process that reads or writes this very moment
+PAUSE = 0.001
 ROOM = 1 << 16  # bytes that SQLite needs beside the file even to read
 
 
@@ -80,9 +82,26 @@ def _look(connection: sqlite3.Connection) -> None:
     connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
 
 
+@contextmanager
+def unsettled(path: Path) -> Iterator[Callable[[], None]]:
+    """Nobody brings the log into the file, until what this gives is called: not another program's checkpoint either.
+
+    A reader that began before us, on a connection of its own, is what SQLite does not overtake.
+    """
+    with closing(connect(path)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        yield lambda: reader.rollback()
+
+
 def settle(connection: sqlite3.Connection) -> None:
-    """Bring the log into the file; waits for readers, who take milliseconds."""
-    busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    """Bring the log into the file; waits for readers, who take milliseconds.
+
+    For another program's checkpoint SQLite does not wait by itself.
+    """
+    end = time.monotonic() + WAIT
+    while (busy := connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]) and time.monotonic() < end:
+        time.sleep(PAUSE)
     if busy:
         raise OSError(
             errno.EBUSY,

@@ -86,14 +86,16 @@ class Folder:
     def refuse_damaged(self, ledger: Ledger, seal: Seal) -> None:
         """What is about to be relied on. After a kill also what the old state is about to be removed for."""
         expected: dict[str, str] = {}
+        made = ledger.last(*MAKERS)
         if seal.command is not None:
             if damages := ledger.damages():
                 raise Damaged(f"'{self.ledger}': {damages[0]}. `ssse verify` says more.")
             if ledger.has_leaves and (bad := next(Heads.of(ledger).badly_signed(), None)) is not None:
                 raise Damaged(f"'{self.ledger}': entry {bad} is not signed by the key that the ledger names.")
-            made = ledger.last(*MAKERS)
             if made is not None:
                 expected |= {f"states/{state_name(made)}/{name}": d for name, d in made.details["files"].items()}
+        elif made is not None:
+            self.check_target(made)
         if (fitted := ledger.last("fitted")) is not None:
             expected[SAMPLES] = fitted.details["samples_file"]
         for name in Seal(expected).altered(self.path):
@@ -105,6 +107,15 @@ class Folder:
             raise Damaged(
                 f"'{self.current}' should be a link and is a copy: copy workspaces with their links, as cp -a does. "
                 "Remove it and run the command again."
+            )
+
+    def check_target(self, made: Entry) -> None:
+        """At rest; a link that is gone misleads nobody, and the next state brings it back."""
+        target = f"states/{state_name(made)}"
+        if self.current.is_symlink() and os.readlink(self.current) != target:
+            raise Damaged(
+                f"'{self.current}' points to '{os.readlink(self.current)}', so that another model is served than the "
+                f"ledger says. Remove the link, make it again (ln -s {target} '{self.current}'), and try again."
             )
 
     def check_disk(self) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from itertools import islice
@@ -27,7 +27,7 @@ from ssse.system.files import create_private
 from ssse.workspace.proof.checkpoint import Checkpoint, encoded, origin_of
 from ssse.workspace.proof.keys import PrivateKey
 from ssse.workspace.proof.merkle import Frontier, leaf_hash
-from ssse.workspace.record.database import FILE, connect, in_memory, in_place, in_words, settle
+from ssse.workspace.record.database import FILE, connect, in_memory, in_place, in_words, settle, unsettled
 from ssse.workspace.record.entry import FIRST, SHOWN, Entry, blind, canonical, digest_shown
 from ssse.workspace.record.published import published
 
@@ -87,18 +87,19 @@ class Ledger:
     @contextmanager
     def open(cls, path: Path) -> Iterator[Ledger]:
         """For reading and appending. When it is closed all is in the one file: nothing is left to a log beside it."""
-        with in_words(path), closing(connect(path)) as connection:
+        with in_words(path), closing(connect(path)) as connection, unsettled(path) as let_go:
             ledger = cls(connection)
             try:
                 yield ledger
             except BaseException:
                 with suppress(OSError, sqlite3.Error, ValueError):
-                    ledger._settle(path)
+                    ledger._settle(path, let_go)
                 raise
-            ledger._settle(path)
+            ledger._settle(path, let_go)
 
-    def _settle(self, path: Path) -> None:
+    def _settle(self, path: Path, let_go: Callable[[], None]) -> None:
         self.digest_before = digest_file(path)  # until here nothing of ours is in it: SQLite writes into its log first
+        let_go()
         settle(self._connection)
 
     @classmethod
@@ -106,10 +107,8 @@ class Ledger:
     def read(cls, path: Path) -> Iterator[Ledger]:
         """For reading alone, also while another process writes, and on a read-only disk."""
         with in_words(path):
-            connection = in_place(path) or in_memory(
-                path
-            )  # SQLite reads only where it can also write, if only a little
-            with closing(connection):
+            # SQLite reads in place only where it can also write, if only a little.
+            with closing(in_place(path) or in_memory(path)) as connection:
                 connection.execute("PRAGMA query_only = ON")
                 yield cls(connection)
 
