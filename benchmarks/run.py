@@ -30,6 +30,7 @@ SUBJECTS = (
     "multi_attribute",
     "thousand_requests",
     "adversary",
+    "identification",
     "sklearn_refits",
     "sklearn_speed",
     "verdicts",

@@ -32,7 +32,7 @@ for words in {commands!r}:
     try:
         main()
     except SystemExit as end:
-        if end.code:
+        if end.code not in (0, None, 6):
             sys.exit(f"{{words}}: {{end.code}}")
 """
 

@@ -22,7 +22,7 @@ from ssse.workspace.page.story import Request, Story
 from ssse.workspace.record.describe import describe, number
 from ssse.workspace.record.ledger import Entry
 from ssse.workspace.record.published import published
-from tests.paper.test_pages import Reader
+from tests.paper.test_pages import Reader, assert_policy
 from tests.support.ledger_entries import (
     CHECKED,
     HOSTILE,
@@ -84,6 +84,11 @@ def test_ids_are_unique_and_every_link_finds_its_own(name):
     assert all(link.startswith("#") for link in inside)
     labels = [a["aria-label"] for _, a in seen.elements if a.get("role") == "region"]
     assert len(labels) == len(set(labels))
+
+
+@EVERY
+def test_the_page_says_that_nothing_may_be_loaded_or_run(name):
+    assert_policy(reader(name))
 
 
 @EVERY

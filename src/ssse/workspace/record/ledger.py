@@ -106,11 +106,10 @@ class Ledger:
     @contextmanager
     def read(cls, path: Path) -> Iterator[Ledger]:
         """For reading alone, also while another process writes, and on a read-only disk."""
-        with in_words(path):
-            # SQLite reads in place only where it can also write, if only a little.
-            with closing(in_place(path) or in_memory(path)) as connection:
-                connection.execute("PRAGMA query_only = ON")
-                yield cls(connection)
+        # SQLite reads in place only where it can also write, if only a little.
+        with in_words(path), closing(in_place(path) or in_memory(path)) as connection:
+            connection.execute("PRAGMA query_only = ON")
+            yield cls(connection)
 
     @classmethod
     @contextmanager
