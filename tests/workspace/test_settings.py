@@ -58,6 +58,7 @@ VALUES: dict[str, tuple[str, Any]] = {  # a key → what one may write after --s
     "erase.policy": ("joint", "joint"),
     "erase.accept": ("ok", "ok"),
     "erase.probe": ("none", "none"),
+    "erase.confirm": ("always", "always"),
     "erase.old_weights": ("keep", "keep"),
     "erase.old_curvature": ("keep", "keep"),
     "evaluate.level": ("0.01", 0.01),
