@@ -17,8 +17,8 @@ BOUNDS: tuple[Bound, ...] = ("stationarity", "share", "step", "leverage", "probe
 
 # Of the samples that the curvature stands for, the most that one request may take. Half of the classes of balanced data
 # is half of the samples, give or take what classes differ by in size, and so is one class of two; one class of three is
-# not. Past it, models of digits came out no better than guessing on what stayed (networks), or were those of another
-# problem, while training anew costs little more than half of what it did.
+# not. Past it the model is one of another problem, and training anew costs at most 60 % of what it did. A limit of
+# prudence, not one that was measured.
 MOST_AT_ONCE = 0.4
 
 # One step of a linear model is trusted where the root of the sum of squares of its measures, each over its limit here,

@@ -18,7 +18,7 @@ from tests.support.workspaces import snapshot
 
 FEW = "0,1,2,3"
 MOST = ",".join(str(place) for place in range(4, digits.TRAINED))
-# Half of the classes, and fewer than half of the samples.
+# Half of the classes.
 HALF = ",".join(str(place) for label in (1, 4, 5, 8, 9) for place in digits.places_of(label))
 TORCH = {
     "softmax": ("torch.nn:Linear", digits.model),

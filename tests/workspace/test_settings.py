@@ -59,6 +59,7 @@ VALUES: dict[str, tuple[str, Any]] = {  # a key → what one may write after --s
     "erase.accept": ("ok", "ok"),
     "erase.refit": ("7", 7),
     "erase.probe": ("none", "none"),
+    "erase.confirm": ("always", "always"),
     "erase.old_weights": ("keep", "keep"),
     "erase.old_curvature": ("keep", "keep"),
     "evaluate.level": ("0.01", 0.01),

@@ -39,7 +39,7 @@ HELD: dict[str, tuple[str, str, bool]] = {
 
 def read_details(kind: str, details: Mapping[str, Any]) -> Mapping[str, Any]:
     """With `engine`, and by today's names: `distance_bound`, `holds`, `keeps_remainder`, `overridden`."""
-    if kind == "erased" and "overridden" not in details:  # one option was for all bounds, and nobody wrote down which
+    if kind == "erased" and "forced" in details:  # one option was for all bounds, and nobody wrote down which
         details = {**details, "overridden": [FORCE] if details.get("forced") else []}
     if kind not in ("created", "fitted", "erased") or "engine" in details:
         return details
