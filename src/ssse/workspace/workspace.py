@@ -253,7 +253,15 @@ class Workspace:
         from ssse.workspace.commands.prove import prove
 
         paths = [None if path is None else Path(path) for path in (since, output)]
-        return prove(self.folder, request=request, entry=entry, since=paths[0], output=paths[1])
+        return prove(
+            self.folder,
+            request=request,
+            entry=entry,
+            since=paths[0],
+            output=paths[1],
+            wait=self.wait,
+            waiting=self._waiting,
+        )
 
     def upgrade(self) -> Upgraded:
         """Give a workspace of an earlier version what it lacks."""

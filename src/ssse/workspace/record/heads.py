@@ -26,9 +26,9 @@ class Heads:
 
     @classmethod
     def of(cls, ledger: Ledger) -> Heads:
-        """Only as far as there are leaves: another process may be appending."""
+        """For who has the workspace locked: entries and leaves are read one after the other."""
         pairs = list(ledger.leaves())
-        entries = list(ledger.entries())[: len(pairs)]
+        entries = list(ledger.entries())
         if not pairs:
             raise InvalidSetting(
                 "This workspace was made by an earlier version and has no leaves to prove anything by; `ssse upgrade` "

@@ -30,39 +30,10 @@ from ssse.workspace.proof.merkle import Frontier, leaf_hash
 from ssse.workspace.record.database import FILE, connect, in_memory, in_place, in_words, settle, unsettled
 from ssse.workspace.record.entry import FIRST, SHOWN, Entry, blind, canonical, digest_shown
 from ssse.workspace.record.published import published
+from ssse.workspace.record.schema import BEFORE, LEAVES, SCHEMA, expected_schema, schema_of, statements
 
 AT_A_TIME = 500  # parameters of one SQL statement
 ERASED = "SELECT digest, request, seq FROM samples JOIN entries ON seq = entry"
-BEFORE = """\
-CREATE TABLE entries (
-    seq INTEGER PRIMARY KEY, time TEXT NOT NULL, kind TEXT NOT NULL, request TEXT, details TEXT NOT NULL,
-    previous TEXT NOT NULL, hash TEXT NOT NULL UNIQUE);
-CREATE INDEX by_request ON entries (request, seq) WHERE request IS NOT NULL;
-CREATE INDEX by_kind ON entries (kind, seq);
-CREATE TABLE samples (entry INTEGER NOT NULL REFERENCES entries (seq), digest INTEGER NOT NULL);
-CREATE INDEX by_digest ON samples (digest);
-CREATE INDEX by_entry ON samples (entry);
-CREATE TRIGGER entries_stay BEFORE UPDATE ON entries BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-CREATE TRIGGER entries_are_kept BEFORE DELETE ON entries BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-CREATE TRIGGER samples_stay BEFORE UPDATE ON samples BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-CREATE TRIGGER samples_are_kept BEFORE DELETE ON samples BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-CREATE TRIGGER entries_follow BEFORE INSERT ON entries
-WHEN NEW.seq IS NOT 1 + (SELECT coalesce(max(seq), 0) FROM entries) BEGIN
-    SELECT RAISE(ABORT, 'the ledger is append-only');
-END;
-"""
-
-
-LEAVES = """\
-CREATE TABLE leaves (seq INTEGER PRIMARY KEY REFERENCES entries (seq), leaf TEXT NOT NULL, signature TEXT);
-CREATE TRIGGER leaves_stay BEFORE UPDATE ON leaves BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-CREATE TRIGGER leaves_are_kept BEFORE DELETE ON leaves BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-CREATE TRIGGER leaves_follow BEFORE INSERT ON leaves
-WHEN NEW.seq IS NOT 1 + (SELECT coalesce(max(seq), 0) FROM leaves) BEGIN
-    SELECT RAISE(ABORT, 'the ledger is append-only');
-END;
-"""
-SCHEMA = BEFORE + LEAVES  # until version 0.2 there were no leaves
 
 
 class Ledger:
@@ -134,7 +105,7 @@ class Ledger:
         Its details have the root of the tree of the leaves before it, which no hash of an entry covers.
         """
         with self._transaction():
-            for statement in _statements(LEAVES):
+            for statement in statements(LEAVES):
                 self._connection.execute(statement)
             grown = Frontier()
             for entry in list(self.entries()):
@@ -318,7 +289,7 @@ class Ledger:
         damages = [row[0] for row in self._connection.execute("PRAGMA integrity_check(3)") if row[0] != "ok"]
         if damages:
             return [f"SQLite finds it damaged ({damages[0]})"]
-        if _schema_of(self._connection) not in (_expected_schema(SCHEMA), _expected_schema(BEFORE)):
+        if schema_of(self._connection) not in (expected_schema(SCHEMA), expected_schema(BEFORE)):
             return ["its tables or its append-only triggers are not the original ones"]
         previous = FIRST
         for place, entry in enumerate(self.entries(), start=1):
@@ -429,23 +400,3 @@ def _is_leaf_of(leaf: str, entry: Entry) -> bool:
         return mine and entry.details.get(SHOWN) in (None, digest_shown(body))
     except (ValueError, KeyError, TypeError, RecursionError):
         return False
-
-
-def _statements(script: str) -> Iterator[str]:
-    """One by one: executescript would commit what is under way."""
-    part = ""
-    for line in script.splitlines(keepends=True):
-        part += line
-        if sqlite3.complete_statement(part):
-            yield part
-            part = ""
-
-
-def _schema_of(connection: sqlite3.Connection) -> list[Any]:
-    return sorted(connection.execute("SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL"))
-
-
-def _expected_schema(script: str) -> list[Any]:
-    with closing(sqlite3.connect(":memory:")) as fresh:
-        fresh.executescript(script)
-        return _schema_of(fresh)
