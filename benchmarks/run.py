@@ -29,6 +29,7 @@ SUBJECTS = (
     "network_scale",
     "multi_attribute",
     "thousand_requests",
+    "stream",
     "sklearn_refits",
     "sklearn_speed",
     "verdicts",

@@ -18,7 +18,6 @@ from ssse.workspace.commands import request_files
 from ssse.workspace.commands.inbox import Inbox, pending
 from ssse.workspace.commands.request_files import Unreadable, read_request
 from ssse.workspace.record.lock import locked
-from ssse.workspace.workspace import Workspace
 from tests.support.commands import call, call_error
 from tests.support.inboxes import ANSWER
 from tests.support.sizes import sized
