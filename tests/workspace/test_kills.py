@@ -20,9 +20,11 @@ MANY_ONCE, MANY_TWICE = 21, 30
 ONCE, TWICE = sized(3, MANY_ONCE), sized(2, MANY_TWICE)
 RANDOM = [
     (ONCE, ["fit", "fit again", "erase"]),
-    (ONCE, ["erase lowrank", "erase joint", "erase and keep", "calibrate"]),
+    (ONCE, ["erase lowrank", "erase joint", "erase after a fit", "erase and keep", "calibrate"]),
 ]
-LINES = sized(["erase", "report"], ["fit", "fit again", "erase", "erase and keep", "calibrate", "report"])
+LINES = sized(
+    ["erase", "report"], ["fit", "fit again", "erase", "erase after a fit", "erase and keep", "calibrate", "report"]
+)
 # On a disk in memory, where there is one: what a killed process wrote is not lost, so nothing depends on the real one.
 MEMORY = Path("/dev/shm")
 

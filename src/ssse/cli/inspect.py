@@ -103,6 +103,9 @@ def log(
                 screen.tell(json.dumps(body["details"], indent=1, ensure_ascii=False))
         for waiting in shown.pending:
             screen.tell(f"Request '{waiting}' was received and is not finished; the same command finishes it.")
+        own = [entry.details.get("seconds") or 0.0 for entry in entries if entry.details.get("because")]
+        if own:
+            screen.tell(f"{counted(len(own), 'fit')} that nobody asked for (erase.refit), {sum(own):.1f} s in all.")
         number = f"{len(entries):,} {'entry' if len(entries) == 1 else 'entries'}"
         screen.headline(f"{number}; head {shown.head}")
 
