@@ -106,7 +106,7 @@ def test_the_commands_of_the_documentation_run_as_written(page, tmp_path, monkey
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, (arguments, done.output)
     assert {arguments[0] for program, *arguments in found if program == "ssse"} == {
-        "demo", "init", "fit", "erase", "log", "calibrate", "evaluate", "report", "verify"
+        "demo", "init", "fit", "erase", "inbox", "log", "calibrate", "evaluate", "report", "verify"
     }  # fmt: skip
 
 
