@@ -31,6 +31,7 @@ SUBJECTS = (
     "thousand_requests",
     "adversary",
     "identification",
+    "stream",
     "sklearn_refits",
     "sklearn_speed",
     "verdicts",

@@ -152,6 +152,7 @@ OPERATIONS = {
     "erase": Operation("erased", erase),
     "erase lowrank": Operation("erased", erase, options={"fit__structure": "lowrank"}),
     "erase joint": Operation("erased", erase, erase_another, options={"erase__policy": "joint"}),
+    "erase after a fit": Operation("erased", erase, erase_another, options={"erase__refit": 1}),
     "erase and keep": Operation("erased", erase, erase_another, options=KEPT),
     "erase and hold": Operation("erased", erase, options=HELD),
     "erase and hold another": Operation("erased", erase, hold_another, options=HELD),

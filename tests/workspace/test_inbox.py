@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -211,6 +212,22 @@ def test_the_command(made, tmp_path):
     lines = call("inbox", made.path, box, "--once", "--json")[0].splitlines()
     assert [json.loads(line)["outcome"] for line in lines] == ["erased", "erased"]
     assert "Answered 0 request files" in call("inbox", made.path, box, "--once")[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_it_watches_until_it_is_told_to_end(made, tmp_path, number, code):
+    box = tmp_path / "box"
+    put(box, "a.json", ["s3"])
+    command = [sys.executable, "-m", "ssse", "inbox", str(made.path), str(box), "--every", "0.1", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert json.loads(running.stdout.readline())["outcome"] == "erased"
+        put(box, "b.json", ["s4"])
+        assert json.loads(running.stdout.readline())["request"] == "b"
+        running.send_signal(number)
+        assert running.wait(timeout=120) == code
+    assert made.workspace.verify().interrupted is None
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,16 @@ MANY_ONCE, MANY_TWICE = 21, 30
 ONCE, TWICE = sized(3, MANY_ONCE), sized(2, MANY_TWICE)
 RANDOM = [
     (ONCE, ["fit", "fit again", "erase"]),
-    (ONCE, ["erase lowrank", "erase joint", "erase and keep", "calibrate"]),
+    (ONCE, ["erase lowrank", "erase joint", "erase after a fit", "erase and keep", "calibrate"]),
     (ONCE, ["erase and hold", "erase and hold another", "erase and settle", "confirm", "revert"]),
 ]
 SETTLING = ["erase and hold", "erase and hold another", "erase and settle", "confirm", "revert"]
 LINES = sized(
     ["erase", "report", "confirm", "revert"],
-    ["fit", "fit again", "erase", "erase and keep", "calibrate", "report", "revert estimator", *SETTLING],
+    [
+        *("fit", "fit again", "erase", "erase after a fit", "erase and keep", "calibrate", "report"),
+        *("revert estimator", *SETTLING),
+    ],
 )
 # On a disk in memory, where there is one: what a killed process wrote is not lost, so nothing depends on the real one.
 MEMORY = Path("/dev/shm")

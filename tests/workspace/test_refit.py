@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ssse.errors import InvalidSetting
-from ssse.workspace.commands import stream
+from ssse.errors import InvalidSetting, NotPositiveDefinite
+from ssse.workspace.commands import refit, stream
+from ssse.workspace.engines.torch import TorchEngine
 from ssse.workspace.workspace import Workspace
 from tests.support.commands import call
 from tests.support.sizes import sized
@@ -88,17 +89,36 @@ def test_a_stream_on_a_network_needs_nobody(tmp_path):
     outcomes = [workspace.erase(f"r{i}", ids=ids).outcome for i, ids in enumerate(requests())]
     assert outcomes == ["erased"] * REQUESTS
     own = fits(workspace)[1:]
-    assert own
     assert {fit["because"] for fit in own} <= {"refused", "leverage"}
     assert all(fit["after_requests"] >= 1 for fit in own)  # never twice for one request
     assert workspace.verify().ok
 
 
-def test_never_is_never(tmp_path):
-    workspace = network(tmp_path / "home", erase__refit="never")
-    outcomes = [workspace.erase(f"r{i}", ids=ids).outcome for i, ids in enumerate(requests())]
-    assert "refused" in outcomes  # what the stream above was about
-    assert len(fits(workspace)) == 1
+def test_what_an_old_curvature_refuses_a_new_one_may_answer(tmp_path, monkeypatch):
+    """Once; and never where the settings say so."""
+    made = make(tmp_path / "home")
+    made.workspace.erase("a", ids=["s3"])
+    step = TorchEngine.erase
+
+    def refuses_when_moved(engine: Any, checked: Any, curvature: Any, asked: Any) -> Any:
+        if curvature.erased:
+            raise NotPositiveDefinite("the rows have moved")
+        return step(engine, checked, curvature, asked)
+
+    monkeypatch.setattr(TorchEngine, "erase", refuses_when_moved)
+    never = made.workspace.erase("b", ids=["s4"], options={"erase.refit": "never"})
+    assert (never.outcome, len(fits(made.workspace))) == ("refused", 1)
+    assert made.workspace.erase("b", ids=["s4"]).outcome == "erased"
+    assert [fit.get("because") for fit in fits(made.workspace)] == [None, "refused"]
+
+
+def test_of_a_network_an_old_leverage_is_not_trusted(tmp_path, monkeypatch):
+    workspace = network(tmp_path / "home")
+    monkeypatch.setattr(refit, "TRUSTED_STALE_LEVERAGE", 0.0)
+    for number, ids in enumerate(requests()[:3]):
+        assert workspace.erase(f"r{number}", ids=ids).outcome == "erased"
+    assert len(fits(workspace)) == 3
+    assert {fit["because"] for fit in fits(workspace)[1:]} <= {"refused", "leverage"}
 
 
 def test_every_so_many_requests(tmp_path):

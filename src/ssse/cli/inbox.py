@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,10 +36,7 @@ def inbox(
             interrupted.set()
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
 
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, end)
-    with failures_in_one_line(STOPPED, as_json), screen.alone():
+    with failures_in_one_line(STOPPED, as_json), screen.alone(), _on_signals(end):
         answered = 0
         opened = open_workspace(workspace, screen, no_wait)
         opened.progress = False  # a line a request is enough
@@ -53,3 +52,17 @@ def inbox(
         screen.headline(f"Answered {counted(answered, 'request file')}.")
     if interrupted.is_set():
         raise typer.Exit(STOPPED_CODE)
+
+
+@contextmanager
+def _on_signals(end: Callable[[int, Any], None]) -> Iterator[None]:
+    """Only the main thread hears signals; who called us gets its own handlers back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

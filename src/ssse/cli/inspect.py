@@ -131,6 +131,9 @@ def log(
         if shown.held:
             names = ", ".join(f"'{name}'" for name in shown.held)
             screen.tell(f"Carried out and waiting for `ssse confirm` or `ssse revert`: {names}.")
+        own = [entry["details"].get("seconds") or 0.0 for entry in entries if entry["details"].get("because")]
+        if own:
+            screen.tell(f"{counted(len(own), 'fit')} that nobody asked for (erase.refit), {sum(own):.1f} s in all.")
         number = f"{len(entries):,} {'entry' if len(entries) == 1 else 'entries'}"
         screen.headline(f"{number}; head {shown.head}")
 
