@@ -114,8 +114,8 @@ def test_the_commands_of_the_documentation_run_as_written(page, tmp_path, monkey
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code in (0, CAUTION), (arguments, done.output)
     assert {arguments[0] for program, *arguments in found if program == "ssse"} == {
-        "demo", "init", "fit", "erase", "inbox", "confirm", "revert", "log", "calibrate", "evaluate", "report", "verify",
-        "key", "prove", "check", "upgrade"
+        "demo", "init", "fit", "erase", "inbox", "confirm", "revert", "log", "calibrate", "evaluate", "report",
+        "verify", "key", "prove", "check", "upgrade"
     }  # fmt: skip
 
 

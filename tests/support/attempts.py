@@ -249,6 +249,23 @@ def specifications() -> Iterator[Attempt]:
         yield Attempt(f"{use[0]} {use[-1]} evil:data", named)
 
 
+def settings() -> Iterator[Attempt]:
+    """Code is named at `init`, or by who types a command; an edited text file names none."""
+    for key in ("model.factory", "model.loss", "data.train", "data.test"):
+
+        def place(home: Home, key: str = key):
+            home.drop("evil")
+            section, name = key.split(".")
+            lines = (home.path / "ws" / "ssse.toml").read_text().splitlines()
+            lines = [line for line in lines if not line.startswith(f"{name} =")]
+            lines.insert(lines.index(f"[{section}]") + 1, f'{name} = "evil:{name}"')
+            home.write("ws/ssse.toml", "\n".join(lines) + "\n")
+            asked = ["erase", "ws", "--request", "new", "--ids", "s3"]
+            return [["fit", "ws", "--again"], asked, ["evaluate", "ws"], ["report", "ws"]]
+
+        yield Attempt(f"{key} edited", place)
+
+
 def modules() -> Iterator[Attempt]:
     """Files with the names of packages that are imported on the way, where the model's module is looked for."""
     dropped = ("pandas", "polars", "pyarrow", "cupy", "jax", "dask", "xarray", "narwhals", "usercustomize", "mpmath")
@@ -323,6 +340,7 @@ GROUPS: dict[str, Callable[[], Iterator[Attempt]]] = {
     "skops": skops_files,
     "names": names,
     "specifications": specifications,
+    "settings": settings,
     "modules": modules,
     "texts": texts,
     "own": own_files,
