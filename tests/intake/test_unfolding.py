@@ -213,7 +213,9 @@ def mostly_black() -> np.ndarray:
     return generator.integers(0, 256, (300, 784)) * (generator.random((300, 784)) < 0.2)
 
 
-@pytest.mark.parametrize("make", [lambda: load_digits().data, mostly_black, lambda: one_hot(2), lambda: one_hot(10)])
+@pytest.mark.parametrize(
+    "make", [lambda: load_digits(return_X_y=True)[0], mostly_black, lambda: one_hot(2), lambda: one_hot(10)]
+)
 def test_honest_data_may_be_compressed(make, tmp_path, monkeypatch):
     """The ratio alone is asked here, as of data that is larger."""
     monkeypatch.setattr(unfolding, "LEAST", 0)

@@ -46,7 +46,8 @@ def fill(box: Path, files: int) -> None:
         if number % 10 != 3:
             (box / f"{name}.json").write_text(json.dumps(body))
         path = next(box.glob(f"{name}.*"))
-        os.utime(path, (1_750_000_000 + number,) * 2)
+        then = 1_750_000_000 + number
+        os.utime(path, (then, then))
 
 
 def expected(number: int) -> str:

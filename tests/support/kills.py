@@ -202,14 +202,7 @@ class Rehearsal:
             path.write_bytes(content)
 
     def fingerprint(self) -> str:
-        found = hashlib.sha256()
-        for name, body in workspaces.snapshot(self.trial).items():
-            if not name.endswith("-shm"):  # locks alone
-                found.update(name.encode())
-                found.update(body if isinstance(body, bytes) else body.encode())
-        for path in self.beside:
-            found.update(path.read_bytes())
-        return found.hexdigest()
+        return fingerprint(self.trial, *self.beside)
 
     def entries(self) -> list[Any]:
         """All but what was measured, and the hashes that follow from it."""
@@ -327,6 +320,18 @@ class Rehearsal:
             self.counts["middle"] += self.check_killed()
             self.finish()
         self.counts += Counter(killed=len(chosen), lines=lines)
+
+
+def fingerprint(folder: Path, *beside: Path) -> str:
+    """Of all that lies in a folder, and of files beside it."""
+    found = hashlib.sha256()
+    for name, body in workspaces.snapshot(folder).items():
+        if not name.endswith("-shm"):  # locks alone
+            found.update(name.encode())
+            found.update(body if isinstance(body, bytes) else body.encode())
+    for path in beside:
+        found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def without(value: Any, names: tuple[str, ...]) -> Any:

@@ -19,6 +19,7 @@ from ssse.workspace.commands import request_files
 from ssse.workspace.commands.inbox import Inbox, pending
 from ssse.workspace.commands.request_files import Unreadable, read_request
 from ssse.workspace.record.lock import locked
+from ssse.workspace.results import Erased
 from tests.support.commands import call, call_error
 from tests.support.inboxes import ANSWER
 from tests.support.sizes import sized
@@ -134,7 +135,11 @@ def test_a_file_that_is_being_written_is_waited_for(made, tmp_path):
     box, stop, now = tmp_path / "box", threading.Event(), []
     put(box, "a.json", '["s3"', old=False)
     put(box, "b.csv", "id\ns4\n", old=False)
-    asked = Inbox(box, made.workspace.folder, lambda request, ids: now.append(ids), now.append, stop, settled=60.0)
+
+    def erase(request: str, ids: list[str]) -> Erased:
+        raise AssertionError(f"{request} was asked for")
+
+    asked = Inbox(box, made.workspace.folder, erase, now.append, stop, settled=60.0)
     assert list(asked._round()) == []  # pyright: ignore[reportPrivateUsage]
     assert now == []
     put(box, "a.json", '["s3"]', old=False)

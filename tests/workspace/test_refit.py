@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ssse.errors import InvalidSetting, NotPositiveDefinite
+from ssse.verdict import BOUNDS
 from ssse.workspace.commands import refit, stream
 from ssse.workspace.engines.torch import TorchEngine
 from ssse.workspace.workspace import Workspace
@@ -137,12 +138,12 @@ def test_a_dropped_curvature_is_fitted_by_the_next_request_and_keeps_its_scale(t
     made = make(tmp_path / "home", **rows, erase__probe="none")
     made.workspace.calibrate(ids=[f"s{i}" for i in range(8)], options={"calibrate.method": "line_search"})
     scale = made.workspace.log().entries[-1].details["scale"]
-    first = made.workspace.erase("a", ids=["s3"], force=True)
+    first = made.workspace.erase("a", ids=["s3"], override=BOUNDS)
     assert first.details["curvature_dropped"]
-    tried = made.workspace.erase("b", ids=["s5"], dry_run=True, force=True)
+    tried = made.workspace.erase("b", ids=["s5"], dry_run=True, override=BOUNDS)
     assert tried.outcome == "tried"
     assert len(fits(made.workspace)) == 1
-    second = made.workspace.erase("b", ids=["s5"], force=True)
+    second = made.workspace.erase("b", ids=["s5"], override=BOUNDS)
     assert second.outcome == "erased"
     assert (fits(made.workspace)[1]["because"], fits(made.workspace)[1]["kept"]) == ("dropped", scale)
     assert first.details["scale"] == second.details["scale"] == scale

@@ -118,7 +118,7 @@ def _as_recorded(settings: Settings, entry: Entry) -> Settings:
 def _samples(ledger: Ledger, user_data: UserData, entry: Entry, forget: str | None) -> tuple[Source, np.ndarray]:
     """Found in the training data by their digests, or those that were handed in."""
     wanted = Counter(ledger.samples_of(entry.seq))
-    source = user_data.train if forget is None else user_data.source(forget)
+    source = user_data.train if forget is None else user_data.file(forget)
     digests = user_data.digests(source, ledger.salt, text="digests")
     places = places_among(digests, wanted)
     if digest_of_samples(digests[places].tolist()) != entry.details["erased_samples"]:
