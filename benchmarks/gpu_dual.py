@@ -127,7 +127,7 @@ def request(model: ResNet20, curvature: ssse.Curvature, x: Tensor, y: Tensor, sh
     chosen = members[: max(1, round(share * len(members)))]
     clock = Clock()
     # By force: what the step does to the network is shown, not judged.
-    erasure = ssse.erase(model, curvature, "cross_entropy", [(x[chosen], y[chosen])], scale=0.1, force=True)
+    erasure = ssse.erase(model, curvature, "cross_entropy", [(x[chosen], y[chosen])], scale=0.1, override=ssse.BOUNDS)
     clock.mark("request")
     found = erasure.diagnostics
     return {

@@ -69,7 +69,9 @@ def main(folder: Path) -> None:
         for method, given in evidence.items()
     }
     clock.mark("calibration without retraining, twice")
-    erasure = ssse.erase(model, found.curvature, LOSS, splits["forgotten"], force=True)  # beside others, good or bad
+    erasure = ssse.erase(
+        model, found.curvature, LOSS, splits["forgotten"], override=ssse.BOUNDS
+    )  # beside others, good or bad
     clock.mark("erasure")
     names = curvature.layout.names
     narrow = ssse.scan(

@@ -120,7 +120,9 @@ def along(setting: Setting, found: dict[str, list[Measures]], split: list[Tensor
 
             note("nothing", model, 0.0)
             for rows, curvature in curvatures.items():
-                erasure = ssse.erase(model, curvature, forget=forget, scale=1.0, force=True)  # looked at, also if bad
+                erasure = ssse.erase(
+                    model, curvature, forget=forget, scale=1.0, override=ssse.BOUNDS
+                )  # looked at, also if bad
                 note(f"{rows}, ε = 1", erasure.model, 1.0)
                 searched = loss_along_step(model, curvature, LOSS, forget, erasure.direction, data, residual=False)
                 scale, decided = searched.by_loss()[0], True
@@ -131,7 +133,7 @@ def along(setting: Setting, found: dict[str, list[Measures]], split: list[Tensor
                     decided = False
                 note(
                     f"{rows}, loss search",
-                    ssse.erase(model, curvature, forget=forget, scale=scale, force=True).model,
+                    ssse.erase(model, curvature, forget=forget, scale=scale, override=ssse.BOUNDS).model,
                     scale,
                     decided,
                 )

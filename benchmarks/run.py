@@ -30,6 +30,8 @@ SUBJECTS = (
     "multi_attribute",
     "thousand_requests",
     "adversary",
+    "identification",
+    "stream",
     "sklearn_refits",
     "sklearn_speed",
     "verdicts",

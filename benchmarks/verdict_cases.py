@@ -77,7 +77,7 @@ def mislabelled(data: DataSet) -> Row:
     data = DataSet(data.name, data.x, y)
     problem, theta, curvature = trained(data, 1e-3)
     x, labels = tensors(data)
-    erasure = ssse.erase(as_module(theta), curvature, forget=[(x[wrong], labels[wrong])], force=True)
+    erasure = ssse.erase(as_module(theta), curvature, forget=[(x[wrong], labels[wrong])], override=ssse.BOUNDS)
     twin = problem.minimum(np.setdiff1d(np.arange(len(y)), wrong), theta)
     left = distance(as_theta(erasure.model), theta, twin)
     return "breast cancer, 30 mislabelled", "not ok", f"{said(erasure)}, {left:.2g} of the distance left"
@@ -102,7 +102,7 @@ def ridge() -> Row:
     gone = [(batch[0][0][places], batch[0][1][places])]
     left = []
     for held in (curvature.with_damping(decay * len(y) / len(stays)), curvature):  # nλ kept, as it was; and now
-        new = ssse.erase(layer, held, forget=gone, force=True).model
+        new = ssse.erase(layer, held, forget=gone, override=ssse.BOUNDS).model
         left.append(distance(next(new.parameters()).detach().numpy()[0], theta, minimum(stays)))
     return (
         "diabetes, ridge, 30 % at random",
@@ -137,7 +137,7 @@ def wrong_decay(data: DataSet) -> Row:
         curvature = ssse.Curvature.fit(as_module(theta), "cross_entropy", [(x, y)], weight_decay=1e-5, progress=False)
     forget = [(x[:120], y[:120])]
     held_out = torch.from_numpy(data.x[400:]), torch.from_numpy(data.y[400:])
-    forced = ssse.erase(as_module(theta), curvature, forget=forget, force=True)
+    forced = ssse.erase(as_module(theta), curvature, forget=forget, override=ssse.BOUNDS)
     try:
         answer = ssse.erase(as_module(theta), curvature, forget=forget).diagnostics.verdict
     except Refused:
@@ -292,7 +292,7 @@ def class_weights(data: DataSet) -> Row:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ssse.DoubtfulSetting)
             curvature = ssse.Curvature.fit(whole, summed, [(x, y)], weight_decay=decay * factor, progress=False)
-        erasure = ssse.erase(whole, curvature, summed, [(x[:36], y[:36])], force=True)
+        erasure = ssse.erase(whole, curvature, summed, [(x[:36], y[:36])], override=ssse.BOUNDS)
         left.append(distance(as_theta(erasure.model), as_theta(whole), as_theta(twin)))
     return (
         "digits, class weights, 2 %: the repair advised",
@@ -315,7 +315,7 @@ def tensors(data: DataSet) -> tuple[Tensor, Tensor]:
 
 
 def said(erasure: ssse.Erasure) -> str:
-    return "refused" if erasure.diagnostics.forced else erasure.diagnostics.verdict
+    return "refused" if erasure.diagnostics.overridden else erasure.diagnostics.verdict
 
 
 @torch.no_grad()

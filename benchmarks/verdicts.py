@@ -159,7 +159,7 @@ def stream_case(data: DataSet, problem: Softmax, theta: np.ndarray, request: Req
 
 def erase(model: nn.Module, curvature: ssse.Curvature, forget: list[Any]) -> ssse.Erasure:
     """By force where it is refused: a refusal is counted, and its step looked at all the same."""
-    return ssse.erase(model, curvature, forget=forget, force=True)
+    return ssse.erase(model, curvature, forget=forget, override=ssse.BOUNDS)
 
 
 def fit_curvature(module: nn.Module, data: DataSet, decay: float) -> ssse.Curvature:
@@ -279,7 +279,7 @@ def case(
 ) -> Case:
     return Case(
         engine, data.name, decay, request.name, len(request.places), len(data.y),
-        "refused" if found.forced else found.verdict, found.forced, float(distance),
+        "refused" if found.overridden else found.verdict, bool(found.overridden), float(distance),
         found.swing, found.strain, found.stretch, found.bend, getattr(found, "residual_step", None),
         found.leverage_max, found.relative_step, **more,
     )  # fmt: skip

@@ -36,25 +36,27 @@ def test_cuda_erases_as_the_cpu_does(way, kind, make, tmp_path):
     options = {"damping": 1e-2, "weight_decay": 1e-2, "rows": kind, **way}
     forget = sample.part(slice(0, 4))
     here = ssse.Curvature.fit(sample.model, sample.loss, sample.data, **options)
-    wanted = ssse.erase(sample.model, here, sample.loss, forget, force=True)
+    wanted = ssse.erase(sample.model, here, sample.loss, forget, override=ssse.BOUNDS)
     model = copy.deepcopy(sample.model).cuda()
     there = ssse.Curvature.fit(model, sample.loss, sample.data, **options)  # batches stay on the CPU
-    erasure = ssse.erase(model, there, sample.loss, forget, force=True)
+    erasure = ssse.erase(model, there, sample.loss, forget, override=ssse.BOUNDS)
     assert erasure.step.device.type == "cuda"
     torch.testing.assert_close(erasure.step.cpu(), wanted.step, rtol=1e-6, atol=1e-9)
     if not isinstance(way["structure"], ssse.MatrixFree):
         there.save(tmp_path / "curvature")
-        moved = ssse.erase(sample.model, ssse.Curvature.load(tmp_path / "curvature"), sample.loss, forget, force=True)
+        moved = ssse.erase(
+            sample.model, ssse.Curvature.load(tmp_path / "curvature"), sample.loss, forget, override=ssse.BOUNDS
+        )
         torch.testing.assert_close(moved.step, wanted.step, rtol=1e-6, atol=1e-9)
         back = ssse.Curvature.load(tmp_path / "curvature", device="cuda")
-        again = ssse.erase(model, back, sample.loss, forget, force=True)
+        again = ssse.erase(model, back, sample.loss, forget, override=ssse.BOUNDS)
         torch.testing.assert_close(again.step.cpu(), wanted.step, rtol=1e-6, atol=1e-9)
         with pytest.raises(ModelMismatch, match="move one of them"):
-            ssse.erase(model, back.to("cpu"), sample.loss, forget, force=True)
+            ssse.erase(model, back.to("cpu"), sample.loss, forget, override=ssse.BOUNDS)
     if not isinstance(way["structure"], ssse.MatrixFree):
-        first = ssse.erase(model, there, sample.loss, sample.part(slice(0, 2)), policy="joint", force=True)
+        first = ssse.erase(model, there, sample.loss, sample.part(slice(0, 2)), policy="joint", override=ssse.BOUNDS)
         second = ssse.erase(
-            first.model, first.curvature, sample.loss, sample.part(slice(2, 4)), policy="joint", force=True
+            first.model, first.curvature, sample.loss, sample.part(slice(2, 4)), policy="joint", override=ssse.BOUNDS
         )
         torch.testing.assert_close((first.step + second.step).cpu(), wanted.step, rtol=1e-5, atol=1e-8)
 
@@ -125,7 +127,7 @@ def test_cuda_evidence_is_that_of_the_cpu(sample):
         model, retrained = (copy.deepcopy(m).to(device) for m in (sample.model, other))
         decay: Any = {"damping": 1e-2, "weight_decay": 1e-2}
         curvature = ssse.Curvature.fit(model, sample.loss, sample.data, **decay)
-        erasure = ssse.erase(model, curvature, sample.loss, forget, force=True)
+        erasure = ssse.erase(model, curvature, sample.loss, forget, override=ssse.BOUNDS)
         models = {"original": model, "erased": erasure.model, "retrained": [retrained, model]}
         table = ssse.evaluate(models, splits, loss_fn=sample.loss, weight_decay=1e-2)
         seen = ssse.scan(model, erasure.direction, sample.loss, splits, retrained=retrained)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ssse.evaluation.splits import four_splits as four_splits
     from ssse.evaluation.table import Evaluation as Evaluation
     from ssse.paper.reproduce import reproduce as reproduce
+    from ssse.verdict import BOUNDS as BOUNDS
     from ssse.workspace.workspace import Workspace as Workspace
 
 _PACKAGES = ("baselines", "metrics", "sklearn")
@@ -69,10 +70,12 @@ _HOMES = {
     "DoubtfulSetting": "ssse.errors",
     "Refused": "ssse.errors",
     "SSSEError": "ssse.errors",
+    "BOUNDS": "ssse.verdict",
     "Workspace": "ssse.workspace.workspace",
 }
 
 __all__ = [
+    "BOUNDS",
     "Calibration",
     "Curvature",
     "Dense",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ssse.verdict import Assessment
+from ssse.verdict import Assessment, way_around
 
 
 class SSSEError(Exception):
@@ -27,6 +27,10 @@ class MissingData(SSSEError, FileNotFoundError):
 
 class InvalidSetting(SSSEError, ValueError):
     """An argument, or a combination of arguments, has no meaning."""
+
+
+class InvalidRequest(InvalidData, InvalidSetting):
+    """What one request says cannot be: ids that no sample has, an id that stands for other samples."""
 
 
 class DoesNotFit(SSSEError, MemoryError):
@@ -58,7 +62,13 @@ class Refused(SSSEError):
 
     def __init__(self, diagnostics: Assessment):
         self.diagnostics = diagnostics
-        super().__init__("Erasure refused, nothing was changed: " + " ".join(diagnostics.reasons))
+        super().__init__(f"Erasure refused, nothing was changed: {self.reason}")
+
+    @property
+    def reason(self) -> str:
+        """All of them, and what takes the step all the same, where that can be."""
+        broken = self.diagnostics.broken
+        return " ".join([*self.diagnostics.reasons, *([way_around(broken)] if broken else [])])
 
 
 class Busy(SSSEError):

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, Self
 
 Verdict = Literal["ok", "caution", "refused"]
+Bound = Literal["stationarity", "share", "step", "leverage", "probe"]
+
+# What a step must keep to, or it is refused: a model at the minimum of the objective that was declared; how much of the
+# data goes at once; its length; what stays, holding it; samples that should keep working. Who overrides one names it.
+# Where there is no step to take (NaN, samples that were never there, a leverage of 1 or more) nothing is overridden.
+BOUNDS: tuple[Bound, ...] = ("stationarity", "share", "step", "leverage", "probe")  # causes first
+
+# Of the samples that the curvature stands for, the most that one request may take. Half of the classes of balanced data
+# is half of the samples, give or take what classes differ by in size, and so is one class of two; one class of three is
+# not. Past it the model is one of another problem, and training anew costs at most 60 % of what it did. A limit of
+# prudence, not one that was measured.
+MOST_AT_ONCE = 0.4
 
 # One step of a linear model is trusted where the root of the sum of squares of its measures, each over its limit here,
 # is at most 1, and the samples hold no more than so much of the curvature of any direction. Chosen on some data sets
@@ -40,7 +52,9 @@ class Assessment:
             change; these four say by how much it does (`ssse.erasure.trust`); None where they are not known.
         probe_samples: samples that should keep working and were looked at, where some were given;
         probe_loss_before, probe_loss_after, probe_accuracy_before, probe_accuracy_after: on them.
-        forced: the step would have been refused, and was taken because somebody said so.
+        probe_worse: whether they do worse after the step than before, by more than chance.
+        broken: the bounds (`BOUNDS`) that the step does not keep to.
+        overridden: the same, of a step that was taken because somebody named them.
     """
 
     verdict: Verdict = "ok"
@@ -64,7 +78,9 @@ class Assessment:
     probe_loss_after: float | None = None
     probe_accuracy_before: float | None = None
     probe_accuracy_after: float | None = None
-    forced: bool = False
+    probe_worse: bool | None = None
+    broken: tuple[Bound, ...] = ()
+    overridden: tuple[Bound, ...] = ()
     seconds: float | None = None
 
     def judged(self, reasons: list[str]) -> Self:
@@ -74,10 +90,25 @@ class Assessment:
     def refused(self, *reasons: str) -> Self:
         return replace(self, verdict="refused", reasons=reasons)
 
-    def taken_by_force(self, refusal: Sequence[str]) -> Self:
+    def breaking(self, found: Mapping[Bound, str]) -> Self:
+        """With the bounds that it does not keep to, in their own order."""
+        return replace(self, broken=tuple(bound for bound in BOUNDS if bound in found))
+
+    def overriding(self, found: Mapping[Bound, str]) -> Self:
         """Of a step that is judged already, and would have been refused for these reasons: they come first."""
-        first = tuple(f"Taken by force: {reason}" for reason in refusal)
-        return replace(self, forced=True, verdict="caution", reasons=first + self.reasons)
+        known = self.breaking(found)
+        first = tuple(f"Overridden ({bound}): {found[bound]}" for bound in known.broken)
+        return replace(known, overridden=known.broken, verdict="caution", reasons=first + self.reasons)
+
+    @property
+    def sound(self) -> bool:
+        """Whether this is reason enough to let the model from before go: vouched for, or seen to keep working."""
+        return not self.overridden and (self.verdict == "ok" or self.sound_by_probe)
+
+    @property
+    def sound_by_probe(self) -> bool:
+        """As far as samples that should keep working tell, which look at the model as a whole."""
+        return self.probe_worse is False and not self.overridden and self.verdict != "refused"
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it: infinity and NaN as None, tuples as lists."""
@@ -142,6 +173,22 @@ def distrust(step: Measures) -> list[str]:
             "step goes by what hardly anything holds."
         )
     return reasons
+
+
+def way_around(broken: Collection[Bound]) -> str:
+    """What takes exactly this step; the command line has an option for it."""
+    names = "".join(f'"{bound}", ' for bound in broken)
+    return f"To take the step all the same: override=({names.rstrip() if len(broken) == 1 else names[:-2]})."
+
+
+def too_many_at_once(k: int, n: int) -> str:
+    """Why so many samples are not erased by one step; nothing where they may be."""
+    if k <= MOST_AT_ONCE * n:
+        return ""
+    return (
+        f"The request takes {k / n:.1%} of the {n:,} samples that the curvature stands for, more than the "
+        f"{MOST_AT_ONCE:.0%} that one step is for. Train anew on what stays, which costs little more than half."
+    )
 
 
 def probe_in_words(assessment: Mapping[str, Any]) -> str:

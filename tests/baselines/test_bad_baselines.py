@@ -75,7 +75,7 @@ def test_data_and_models_that_do_not_belong_together_are_refused():
     joint = ssse.erase(sample.model, curvature, sample.loss, sample.part(S), policy="joint")
     with refused(InvalidSetting, "belongs to a joint stream", joint.model):
         ascend(joint.model, joint.curvature, sample.loss, sample.part(slice(0, 2)))
-    rebased = ssse.erase(sample.model, fit(sample, rows="empirical"), sample.loss, sample.part(S), force=True)
+    rebased = ssse.erase(sample.model, fit(sample, rows="empirical"), sample.loss, sample.part(S), override=ssse.BOUNDS)
     later = baselines.selective_synaptic_dampening(
         rebased.model, rebased.curvature, sample.loss, sample.part(slice(0, 2))
     )

@@ -109,7 +109,7 @@ def test_any_step_gets_the_minimum_of_the_dense_quadratic_model(sample, fitting,
     settings = {"damping": 1e-2, "weight_decay": DECAY, "structure": "dense", "blocks": "one", "progress": False}
     curvature = ssse.Curvature.fit(sample.model, sample.loss, sample.data, **(settings | fitting))
     options = {**erasing, "residual": residual}
-    u = ssse.erase(sample.model, curvature, sample.loss, sample.part(gone), **options, force=True).direction
+    u = ssse.erase(sample.model, curvature, sample.loss, sample.part(gone), **options, override=ssse.BOUNDS).direction
     slope = dense.gradient(sample.model, dense.LOSSES[sample.loss], sample.x, sample.y)
     extra = slope + 40 * DECAY * dense.theta(sample.model) if residual else None
     wanted = quadratic(sample, u, gone, rest, 40, extra)
@@ -233,7 +233,7 @@ def test_it_is_the_minimum_of_the_leave_k_out_loss_itself(name, rows, leave_out)
 def test_with_the_residual_the_model_need_not_be_at_a_minimum(sample, fitting, erasing):
     gone, rest = slice(3, 9), torch.tensor([*range(3), *range(9, 40)])
     curvature, options = fitted(sample, damping=1e-2, **fitting), {**erasing, "residual": True}
-    u = ssse.erase(sample.model, curvature, sample.loss, sample.part(gone), **options, force=True).direction
+    u = ssse.erase(sample.model, curvature, sample.loss, sample.part(gone), **options, override=ssse.BOUNDS).direction
     found = ssse.calibrate(
         sample.model, curvature, sample.loss, sample.part(gone), data=sample.data, progress=False, **options
     )
@@ -286,7 +286,7 @@ def test_an_overflow_on_the_way_is_too_far():
         model = copy.deepcopy(sample.model).to(dtype)
         cast = replace(sample, model=model, x=sample.x.to(dtype), y=sample.y.to(dtype))
         curvature, forget = fitted(cast, poisson, rows="empirical", damping=1e-2), cast.part(slice(0, 20))
-        u = ssse.erase(cast.model, curvature, poisson, forget, scale=1e-9, residual=True).direction
+        u = ssse.erase(cast.model, curvature, poisson, forget, scale=1e-9, residual=True, override=["share"]).direction
         found[dtype] = loss_along_step(cast.model, curvature, poisson, forget, u, cast.data, residual=True)
     single = found[torch.float32]
     assert np.isnan(single.path.derivative(single.retained[0], single.by_curvature()[0]))
@@ -331,7 +331,7 @@ def test_a_step_too_long_to_take_at_scale_one(method):
         ssse.erase(sample.model, curvature, poisson, forget)
     found = ssse.calibrate(sample.model, curvature, poisson, forget, data=sample.data, method=method, progress=False)
     assert 1e-5 < found.scale < 1e-2
-    ssse.erase(sample.model, found.curvature, poisson, forget)
+    ssse.erase(sample.model, found.curvature, poisson, forget, override=["share"])
 
 
 @pytest.mark.parametrize("leave_out", [True, False])
@@ -352,10 +352,14 @@ def test_joint_streams_start_from_their_first_model(leave_out, residual, method)
     stream = found(first.model, first.curvature, two)
     assert stream.method == method
     assert stream.scale == pytest.approx(found(sample.model, curvature, both).scale, rel=1e-9)
-    erased = ssse.erase(first.model, stream.curvature, sample.loss, two, policy="joint", **options, force=True)
+    erased = ssse.erase(
+        first.model, stream.curvature, sample.loss, two, policy="joint", **options, override=ssse.BOUNDS
+    )
     wanted = dense.theta(sample.model) + stream.scale * erased.direction
     assert float((dense.theta(erased.model) - wanted).norm()) < 1e-14
-    together = ssse.erase(sample.model, curvature, sample.loss, both, scale=stream.scale, **options, force=True)
+    together = ssse.erase(
+        sample.model, curvature, sample.loss, both, scale=stream.scale, **options, override=ssse.BOUNDS
+    )
     assert float((dense.theta(erased.model) - dense.theta(together.model)).norm()) < 1e-9
     seen = ssse.scan(
         sample.model, together.direction, sample.loss, {"forgotten": two}, scales=sorted({*SCALES, stream.scale})
@@ -376,7 +380,7 @@ def test_the_head_of_a_network(method):
     )
     assert found.scan is not None
     assert found.scan.passes == 10  # linear in θ
-    erasure = ssse.erase(sample.model, found.curvature, sample.loss, forget, force=True)
+    erasure = ssse.erase(sample.model, found.curvature, sample.loss, forget, override=ssse.BOUNDS)
     before, after = dense.theta(sample.model), dense.theta(erasure.model)
     assert torch.equal(after[30:], before[30:] + found.scale * erasure.direction)
     assert torch.equal(after[:30], before[:30])
@@ -422,7 +426,7 @@ def test_a_step_that_ruins_the_rest_is_shortened(monkeypatch, rows):
     """A model that is not at its minimum, and hardly any damping: at ε = 1 what stays is lost with S."""
     sample, gone = problems.mlp(n=60), torch.arange(3)
     curvature, forget = fitted(sample, rows=rows, weight_decay=0.0, damping=1e-7), sample.part(gone)
-    u = ssse.erase(sample.model, curvature, sample.loss, forget, force=True).direction
+    u = ssse.erase(sample.model, curvature, sample.loss, forget, override=ssse.BOUNDS).direction
     on_s, stays = (rises(sample.model, sample.loss, u, *sample.part(part)[0]) for part in (gone, torch.arange(3, 60)))
     assert stays > 2 * search.HARM * on_s
     given = {"data": sample.data, "method": "loss_search", "progress": False}

@@ -94,16 +94,19 @@ def test_each_step_prints_one_object(tmp_path):
     assert not call_json("fit", ws)["fitted"]
     assert call_json("calibrate", ws, "--ids", "s1,s2", "--method", "line_search")["entry"]["kind"] == "calibrated"
     assert call_json("erase", ws, "--request", "a", "--ids", "s1", "--dry-run")["outcome"] == "tried"
-    assert call_json("erase", ws, "--request", "a", "--ids", "s1")["outcome"] == "erased"
-    assert call_json("erase", ws, "--request", "a", "--ids", "s1")["outcome"] == "repeated"
+    wait = ("--set", "erase.confirm=always")
+    assert call_json("erase", ws, "--request", "a", "--ids", "s1", *wait)["held"] == ["a"]
+    assert call_json("erase", ws, "--request", "a", "--ids", "s1", code=0)["outcome"] == "repeated"
+    assert call_json("confirm", ws)["requests"] == ["a"]
+    assert call_json("revert", ws) == {"requests": [], "entry": None}
     assert call_json("erase", ws, "--request", "b", "--ids", "s1", code=3)["outcome"] == "refused"
     assert call_json("evaluate", ws)["entry"]["kind"] == "evaluated"
     listed = call_json("log", ws)
     assert [entry["kind"] for entry in listed["entries"]] == [
         *("created", "fitted", "calibrated"),
-        *("received", "erased", "sealed", "received", "refused", "evaluated"),
+        *("received", "erased", "confirmed", "sealed", "received", "refused", "evaluated"),
     ]
-    assert (listed["head"], listed["pending"]) == (listed["entries"][-1]["hash"], [])
+    assert (listed["head"], listed["pending"], listed["held"]) == (listed["entries"][-1]["hash"], [], [])
     assert call_json("verify", ws, "--head", listed["entries"][3]["hash"])["ok"]
 
 

@@ -123,7 +123,7 @@ def test_rows_of_mini_batches_cannot_be_subtracted():
     with refused(InvalidSetting, r"mini-batch of 4.*leave_out=False .*rows_per_batch=1", sample.model):
         ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 2)))
     forget = sample.part(slice(0, 2))
-    erasure = ssse.erase(sample.model, curvature, sample.loss, forget, leave_out=False, force=True)
+    erasure = ssse.erase(sample.model, curvature, sample.loss, forget, leave_out=False, override=ssse.BOUNDS)
     with pytest.raises(InvalidSetting, match=r"cannot leave this curvature.*rows_per_batch=1"):
         _ = erasure.curvature
 

@@ -87,9 +87,9 @@ def test_the_step_is_the_one_of_the_truth_and_of_dense_blocks(case, leave_out):
     theta = dense.theta(sample.model)
     gradient = dense.gradient(sample.model, dense.LOSSES[sample.loss], x, y) + FORGOTTEN * DECAY * theta
     wanted = torch.linalg.solve(matrix, gradient) * (1 if leave_out else n / (n - FORGOTTEN))
-    found = ssse.erase(sample.model, curvature, sample.loss, case.forget, leave_out=leave_out, force=True)
+    found = ssse.erase(sample.model, curvature, sample.loss, case.forget, leave_out=leave_out, override=ssse.BOUNDS)
     assert near(found.step, wanted)
-    same = ssse.erase(sample.model, other, sample.loss, case.forget, leave_out=leave_out, force=True)
+    same = ssse.erase(sample.model, other, sample.loss, case.forget, leave_out=leave_out, override=ssse.BOUNDS)
     assert near(found.step, same.step)
     if leave_out:
         v = vector(len(theta))
@@ -116,7 +116,7 @@ def test_leverages_are_those_of_the_worst_block_and_their_sum_is_over_all(case):
     assert left.where == structure.blocks[worst].name
     torch.testing.assert_close(left.leverages, spectra[worst], rtol=1e-7, atol=1e-10)
     assert left.leverage_sum == pytest.approx(sum(float(s.sum()) for s in spectra))
-    found = ssse.erase(case.sample.model, curvature, case.sample.loss, case.forget, force=True).diagnostics
+    found = ssse.erase(case.sample.model, curvature, case.sample.loss, case.forget, override=ssse.BOUNDS).diagnostics
     assert found.leverage_max == pytest.approx(float(spectra[worst][0]))
     assert found.leverage_sum == pytest.approx(left.leverage_sum)
 
@@ -133,8 +133,8 @@ def test_mini_batch_rows_in_blocks(sample, blocks):
     v = vector(len(truth))
     assert near(curvature.solve(v), torch.linalg.solve(truth, v))
     forget = sample.part(slice(0, 3))
-    step = ssse.erase(sample.model, curvature, sample.loss, forget, leave_out=False, force=True).step
-    assert near(step, ssse.erase(sample.model, other, sample.loss, forget, leave_out=False, force=True).step)
+    step = ssse.erase(sample.model, curvature, sample.loss, forget, leave_out=False, override=ssse.BOUNDS).step
+    assert near(step, ssse.erase(sample.model, other, sample.loss, forget, leave_out=False, override=ssse.BOUNDS).step)
     with pytest.raises(InvalidSetting, match="one row per mini-batch"):
         ssse.erase(sample.model, curvature, sample.loss, forget)
 
@@ -156,8 +156,8 @@ def test_rows_are_stored_once_and_everything_comes_back(sample, blocks, tmp_path
     assert held == sum(t.numel() for t in structure.rows.tensors().values())
     assert all(state[name].shape == (m, m) for name in squares)
     forget = sample.part(slice(0, FORGOTTEN))
-    first = ssse.erase(sample.model, curvature, sample.loss, forget, force=True)
-    again = ssse.erase(sample.model, loaded, sample.loss, forget, force=True)
+    first = ssse.erase(sample.model, curvature, sample.loss, forget, override=ssse.BOUNDS)
+    again = ssse.erase(sample.model, loaded, sample.loss, forget, override=ssse.BOUNDS)
     torch.testing.assert_close(again.step, first.step, rtol=1e-12, atol=0)
     other = fit(sample, structure="dense", rows="expected", blocks=blocks, weight_decay=DECAY)
     v = vector(curvature.layout.dim)
@@ -183,7 +183,7 @@ def test_a_stream_of_requests_in_blocks(blocks):
     answers = []
     for structure in ("lowrank", "dense"):
         curvature = fit(sample, structure=structure, rows="expected", blocks=blocks, weight_decay=DECAY)
-        how = {"policy": "joint", "force": True}
+        how = {"policy": "joint", "override": ssse.BOUNDS}
         first = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 3)), **how)
         answers.append(ssse.erase(first.model, first.curvature, sample.loss, sample.part(slice(3, 7)), **how))
     assert near(answers[0].step, answers[1].step)
@@ -197,11 +197,11 @@ def test_a_sample_that_is_missing_is_refused_and_a_twin_counts_once():
     sample = problems.linear("cross_entropy")
     sample.x[1], sample.y[1] = sample.x[0], sample.y[0]
     curvature = fit(sample, structure="lowrank", rows="expected", blocks=7)
-    twin = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 1)), force=True)
+    twin = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 1)), override=ssse.BOUNDS)
     rest = fit(sample, structure="dense", rows="expected", blocks=7, data=sample.part(slice(1, None)))
     v = vector(curvature.layout.dim)
     assert near(twin.curvature.structure.solve(v), rest.structure.solve(v))
-    both = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 2)), force=True)
+    both = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 2)), override=ssse.BOUNDS)
     with refused(ssse.Refused, "3 of the rows to forget are not among", both.model):
         ssse.erase(both.model, both.curvature, sample.loss, sample.part(slice(0, 1)))
     stranger = [(sample.x[:1] + 1e-9, sample.y[:1])]

@@ -140,7 +140,7 @@ def test_a_long_fit_is_told_of_before_it_begins(monkeypatch):
     monkeypatch.setattr(curvatures, "say", lambda text, show: said.append(text))
     monkeypatch.setattr(curvatures, "WORTH_A_WORD", -1.0)
     fitted = ssse.Curvature.fit(sample.model, sample.loss, sample.data, damping=1e-2)
-    assert said == [f"Curvature: {fitted.chosen}; {fitted.reason}."]
+    assert said == [f"Curvature: {fitted.chosen}, under a second; {fitted.reason}."]
     ssse.Curvature.fit(sample.model, sample.loss, sample.data, damping=1e-2, on_plan=lambda plan: None)
     assert len(said) == 1
 

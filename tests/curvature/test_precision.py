@@ -129,7 +129,7 @@ def test_leaving_out_that_loses_its_digits_is_refused_not_returned():
     model.double()
     for structure in ("dense", "lowrank"):
         curvature = ssse.Curvature.fit(model, "mse", [(x.double(), y.double())], damping=1e-7, structure=structure)
-        erasure = ssse.erase(model, curvature, "mse", [(x[:1].double(), y[:1].double())], force=True)
+        erasure = ssse.erase(model, curvature, "mse", [(x[:1].double(), y[:1].double())], override=ssse.BOUNDS)
         rows = x[1:].double()
         m = rows.T @ rows + 59e-7 * torch.eye(8, dtype=torch.float64)
         g = (model(x[:1].double()) - y[:1].double()) @ x[:1].double()

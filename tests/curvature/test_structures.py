@@ -232,8 +232,10 @@ def test_lowrank_finds_samples_by_what_they_are_and_each_once():
 def test_lowrank_streams_rebase_at_any_distance():
     """Its rows are found by their sample, not by their value, so a moved θ does not hide them."""
     sample = problems.mlp()
-    first = ssse.erase(sample.model, Way("lowrank").fit(sample), sample.loss, sample.part(slice(0, 4)), force=True)
-    second = ssse.erase(first.model, first.curvature, sample.loss, sample.part(slice(4, 8)), force=True)
+    first = ssse.erase(
+        sample.model, Way("lowrank").fit(sample), sample.loss, sample.part(slice(0, 4)), override=ssse.BOUNDS
+    )
+    second = ssse.erase(first.model, first.curvature, sample.loss, sample.part(slice(4, 8)), override=ssse.BOUNDS)
     assert second.curvature.n == 22
     assert second.curvature.structure.rows.count == 22  # type: ignore[attr-defined]
 
@@ -279,7 +281,7 @@ def test_blocks_per_output_are_exact_for_logistic_attributes():
 def test_matrix_free_after_removal_wants_the_data_that_remains():
     sample, k = problems.mlp(), 5
     way = Way(ssse.MatrixFree(tolerance=1e-13))
-    first = ssse.erase(sample.model, way.fit(sample), sample.loss, sample.part(slice(0, k)), force=True)
+    first = ssse.erase(sample.model, way.fit(sample), sample.loss, sample.part(slice(0, k)), override=ssse.BOUNDS)
     with pytest.raises(InvalidSetting, match="data that remains"):
         ssse.erase(first.model, first.curvature, sample.loss, sample.part(slice(k, k + 2)))
     second = ssse.erase(
@@ -288,7 +290,7 @@ def test_matrix_free_after_removal_wants_the_data_that_remains():
         sample.loss,
         sample.part(slice(k, k + 2)),
         data=sample.part(slice(k, None)),
-        force=True,
+        override=ssse.BOUNDS,
     )
     assert second.diagnostics.k == 2
 

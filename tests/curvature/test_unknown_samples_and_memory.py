@@ -89,7 +89,7 @@ def test_a_stranger_cannot_leave_the_stored_curvature(structure):
         with refused(ssse.Refused, "2 of the rows to forget are not among", sample.model):
             ssse.erase(sample.model, curvature, sample.loss, strangers, leave_out=False)
         return
-    erasure = ssse.erase(sample.model, curvature, sample.loss, strangers, leave_out=False, force=True)
+    erasure = ssse.erase(sample.model, curvature, sample.loss, strangers, leave_out=False, override=ssse.BOUNDS)
     with refused(ssse.SSSEError, "not positive definite|more curvature", sample.model):
         _ = erasure.curvature
 

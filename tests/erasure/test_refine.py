@@ -56,7 +56,9 @@ class Case:
         options = {"weight_decay": self.decay, "structure": "dense", "blocks": "one", "rows": "expected"}
         curvature = ssse.Curvature.fit(self.model, loss, [(self.x, self.y)], **options)
         forget = [(self.x[self.forgotten], self.y[self.forgotten])]
-        return ssse.erase(self.model, curvature, loss, forget, force=True)  # the worse the start, the better the test
+        return ssse.erase(
+            self.model, curvature, loss, forget, override=ssse.BOUNDS
+        )  # the worse the start, the better the test
 
     def distance(self, model: nn.Module) -> float:
         """From the refit, as a share of the way there."""

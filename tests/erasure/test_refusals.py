@@ -1,4 +1,4 @@
-"""Steps that cannot be right: refused, unless forced. Honest requests are not."""
+"""Steps that cannot be right: refused, unless overridden. Honest requests are not."""
 
 from __future__ import annotations
 
@@ -46,21 +46,23 @@ def test_a_step_with_a_weight_decay_1000_times_too_small_is_refused(places):
         ssse.erase(model, curvature, forget=batch(places))
     seen = caught.value.diagnostics
     assert seen.verdict == "refused"
-    assert not seen.forced
+    assert "step" in seen.broken
+    assert not seen.overridden
     assert seen.relative_step is not None
     assert seen.relative_step > 1
     assert seen.loss_after is not None
 
 
-def test_a_step_that_is_forced_is_taken_and_says_so():
+def test_a_step_that_overrides_a_bound_is_taken_and_says_so():
     model, curvature = digits.model(), fitted(digits.DECAY / 1000)
     before = snapshot(model)
-    erasure = ssse.erase(model, curvature, forget=batch(digits.THIRTY_PERCENT), force=True)
+    erasure = ssse.erase(model, curvature, forget=batch(digits.THIRTY_PERCENT), override=ssse.BOUNDS)
     found = erasure.diagnostics
-    assert (found.forced, found.verdict) == (True, "caution")
-    assert found.reasons[0].startswith("Taken by force: The step is ")
+    assert (found.overridden[0], found.verdict) == ("step", "caution")
+    assert found.reasons[0].startswith("Overridden (step): The step is ")
+    assert not found.sound
     assert "not stationary" in " ".join(found.reasons)  # what else is to be said comes after it
-    assert found.to_dict()["forced"] is True
+    assert found.to_dict()["overridden"] == list(found.overridden)
     assert digits.accuracy(model) > 0.88
     assert digits.accuracy(erasure.model) < 0.4  # this is what would have been served
     assert erasure.curvature.doubted
@@ -68,13 +70,14 @@ def test_a_step_that_is_forced_is_taken_and_says_so():
 
 
 @pytest.mark.parametrize("places", [[0], list(range(4)), *(WRONG.args[1])], ids=["one", "1%", "30%", "10%", "class"])
-@pytest.mark.parametrize("force", [False, True])
-def test_honest_requests_pass_and_are_not_forced(places, force):
+@pytest.mark.parametrize("override", [(), ssse.BOUNDS], ids=["", "override"])
+def test_honest_requests_pass_and_override_nothing(places, override):
     found = ssse.erase(
-        digits.model(), fitted(digits.DECAY), forget=batch(places), probe=[digits.held_out()], force=force
+        digits.model(), fitted(digits.DECAY), forget=batch(places), probe=[digits.held_out()], override=override
     ).diagnostics
-    assert not found.forced
-    assert not any("probe" in reason or "force" in reason for reason in found.reasons)
+    assert (found.broken, found.overridden, found.probe_worse) == ((), (), False)
+    assert found.sound
+    assert not any("probe" in reason or "Overridden" in reason for reason in found.reasons)
     assert found.probe_samples is not None
     assert found.probe_accuracy_after == pytest.approx(found.probe_accuracy_before, abs=0.05)
 
@@ -89,7 +92,7 @@ def test_what_has_no_step_stays_refused():
         (dense, [(100 * sample.x[:2], sample.y[:2])], "more curvature"),
     ):
         with refused(ssse.Refused, why, sample.model):
-            ssse.erase(sample.model, curvature, forget=samples, force=True)
+            ssse.erase(sample.model, curvature, forget=samples, override=ssse.BOUNDS)
 
 
 def test_a_joint_stream_is_judged_as_one_request():
@@ -178,7 +181,7 @@ def counted(probe: Tensor) -> int:
     return int(staying(digits.held_out()[1][probe].numpy(), forgotten.numpy(), digits.TRAINED).sum())
 
 
-def test_a_step_that_ruins_the_probe_is_refused_unless_forced():
+def test_a_step_that_ruins_the_probe_is_refused_unless_overridden():
     model, erasure = digits.model(), short_step()
     x, y = digits.held_out()
     before, after = right_before_and_after(erasure)
@@ -188,10 +191,12 @@ def test_a_step_that_ruins_the_probe_is_refused_unless_forced():
     with refused(ssse.Refused, f"Of {counted(lost)} probe samples 100.0% were right before.*0.0% after", model) as why:
         short_step(probe=probe)
     assert why.value.diagnostics.probe_accuracy_after == 0
-    found = short_step(probe=probe, force=True).diagnostics
-    assert found.forced
-    assert found.reasons[0].startswith("Taken by force: Of ")
-    assert torch.equal(short_step(probe=probe, force=True).step, erasure.step)
+    found = short_step(probe=probe, override=ssse.BOUNDS).diagnostics
+    assert found.overridden == ("probe",)
+    assert found.reasons[0].startswith("Overridden (probe): Of ")
+    with refused(ssse.Refused, r'To take the step all the same: override=\("probe",\)\.', model):
+        short_step(probe=probe, override=["step", "leverage", "share", "stationarity"])
+    assert torch.equal(short_step(probe=probe, override=["probe"]).step, erasure.step)
 
 
 def test_a_probe_that_gets_worse_is_a_reason_for_caution():
@@ -199,7 +204,8 @@ def test_a_probe_that_gets_worse_is_a_reason_for_caution():
     x, y = digits.held_out()
     some = before | ~after  # all that it costs and nothing that it mends: about 7 %, beyond chance, no ruin
     found = short_step(probe=[(x[some], y[some])]).diagnostics
-    assert (found.verdict, found.forced, found.probe_samples) == ("caution", False, counted(some))
+    assert (found.verdict, found.overridden, found.probe_samples) == ("caution", (), counted(some))
+    assert (found.probe_worse, found.sound) == (True, False)
     assert any(reason.startswith(f"Of {counted(some):,} probe samples") for reason in found.reasons)
 
 

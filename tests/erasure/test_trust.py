@@ -147,7 +147,7 @@ def test_mislabelled_samples_of_a_small_data_set_are_not_ok():
     y[wrong] = 1 - y[wrong]
     sample = softmax_model(x, y, 1e-4)
     curvature = ssse.Curvature.fit(sample.model, "cross_entropy", sample.data, weight_decay=1e-4, progress=False)
-    erasure = ssse.erase(sample.model, curvature, forget=[(x[wrong], y[wrong])], force=True)
+    erasure = ssse.erase(sample.model, curvature, forget=[(x[wrong], y[wrong])], override=ssse.BOUNDS)
     stays = torch.ones(569, dtype=torch.bool)
     stays[wrong] = False
     twin = softmax_model(x[stays], y[stays], 1e-4)
@@ -162,8 +162,10 @@ def test_least_squares_is_ok_however_much_goes():
     x, y = 20 * x, y[:, None] / 100
     sample = problems.converged(problems.Sample("ridge", nn.Linear(10, 1).double().eval(), "mse", x, y), 0.1)
     curvature = ssse.Curvature.fit(sample.model, "mse", sample.data, weight_decay=0.1, progress=False)
-    found = ssse.erase(sample.model, curvature, forget=sample.part(slice(0, 220))).diagnostics
+    found = ssse.erase(sample.model, curvature, forget=sample.part(slice(0, 176))).diagnostics
     assert (found.verdict, found.reasons) == ("ok", ())
+    half = ssse.erase(sample.model, curvature, forget=sample.part(slice(0, 220)), override=["share"]).diagnostics
+    assert [reason[:20] for reason in half.reasons] == ["Overridden (share): "]  # and nothing else
 
 
 def test_what_a_loss_of_ones_own_does_to_the_curvature_is_not_known():
@@ -254,7 +256,7 @@ def test_a_subclass_of_a_loss_is_a_loss_of_ones_own():
 
     sample = problems.linear("mse", c=1, n=60)
     curvature = ssse.Curvature.fit(sample.model, Poisson(), [(sample.x, sample.y.abs())], damping=0.1, progress=False)
-    found = ssse.erase(sample.model, curvature, Poisson(), [(sample.x[:2], sample.y[:2].abs())], force=True)
+    found = ssse.erase(sample.model, curvature, Poisson(), [(sample.x[:2], sample.y[:2].abs())], override=ssse.BOUNDS)
     assert any("a function of your own" in reason for reason in found.diagnostics.reasons)
 
 

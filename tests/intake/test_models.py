@@ -132,9 +132,17 @@ def test_installed_modules_stay_where_they_are(tmp_path):
     """Also where the folder to search lies above them."""
     kept = sys.modules["safetensors"]
     import_object("safetensors:safe_open", Path(kept.__file__ or "").parents[1], "model")
-    (tmp_path / "safetensors.py").write_text("")
-    import_object("safetensors:safe_open", tmp_path, "model")
     assert sys.modules["safetensors"] is kept
+
+
+@pytest.mark.parametrize("name", ["safetensors", "json", "sys", "pandas"])
+def test_a_module_that_is_called_as_an_installed_one_is_to_be_renamed(name, tmp_path):
+    for own in (tmp_path / "file" / f"{name}.py", tmp_path / "package" / name / "__init__.py"):
+        own.parent.mkdir(parents=True)
+        own.write_text("raise SystemExit('was run')")
+        folder = tmp_path / ("file" if own.name != "__init__.py" else "package")
+        with pytest.raises(InvalidSetting, match=rf"'{name}' is also an installed module.*Rename '.*{own.name}'"):
+            import_object(f"{name}:model", folder, "model")
 
 
 # Reading and writing weights

@@ -117,6 +117,31 @@ def test_words_are_not_taken_for_html(folder, page):
         assert 'aria-label="The ratio &amp; ' in path.read_text()
 
 
+def test_the_page_says_that_nothing_may_be_loaded_or_run(page):
+    assert_policy(page)
+
+
+def assert_policy(page: Reader) -> None:
+    """Before anything that it is about."""
+    said = [tag for tag, _ in page.elements].index("style")
+    (policy,) = [a["content"] for tag, a in page.elements[:said] if a.get("http-equiv") == "Content-Security-Policy"]
+    parts = dict(part.strip().split(" ", 1) for part in (policy or "").split(";"))
+    assert parts["default-src"] == parts["base-uri"] == parts["form-action"] == "'none'"
+    assert "script-src" not in parts
+    assert set(parts) == {"default-src", "style-src", "img-src", "base-uri", "form-action"}
+    assert (parts["style-src"], parts["img-src"]) == ("'unsafe-inline'", "data:")
+
+
+def test_every_template_of_a_page_has_the_policy():
+    """And every page that is kept here was made from one that has."""
+    root = Path(__file__).parents[2]
+    templates = [p for p in (root / "src").rglob("*.j2") if "<html" in p.read_text(encoding="utf-8")]
+    assert len(templates) == 2
+    assert all('{% include "policy.html.j2" %}' in p.read_text(encoding="utf-8") for p in templates)
+    for path in (root / "results").glob("*/page.html"):
+        assert 'http-equiv="Content-Security-Policy"' in path.read_text(encoding="utf-8")[:1000], path
+
+
 def test_the_page_loads_nothing(folder):
     text = (folder / "page.html").read_text()
     without_namespaces = re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)

@@ -139,7 +139,7 @@ def test_something_must_remain(count):
     with refused(InvalidData, f"forget set has {count} samples and the curvature stands for 40", sample.model):
         ssse.erase(sample.model, curvature, sample.loss, sample.part(index))
     most = sample.part(slice(0, 39))
-    assert ssse.erase(sample.model, curvature, sample.loss, most, force=True).diagnostics.k == 39
+    assert ssse.erase(sample.model, curvature, sample.loss, most, override=ssse.BOUNDS).diagnostics.k == 39
 
 
 class Augmented(Dataset):

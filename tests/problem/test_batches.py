@@ -72,9 +72,9 @@ def test_any_cut_of_the_data_gives_the_same_curvature_and_erasure(lengths):
     batches = cut(sample.x, sample.y, [*lengths, 3])
     whole, parts = fit(sample), fit(sample, data=batches)
     same_to_rounding(whole.gradient, parts.gradient)
-    one = ssse.erase(sample.model, whole, sample.loss, sample.part(slice(0, 2)), force=True)
+    one = ssse.erase(sample.model, whole, sample.loss, sample.part(slice(0, 2)), override=ssse.BOUNDS)
     pieces = cut(sample.x[:2], sample.y[:2], [0, 1, 0, 1])
-    many = ssse.erase(sample.model, parts, sample.loss, pieces, force=True)
+    many = ssse.erase(sample.model, parts, sample.loss, pieces, override=ssse.BOUNDS)
     same_to_rounding(one.step, many.step)
 
 
@@ -147,8 +147,8 @@ def test_every_form_of_the_data_gives_the_same(form):
     same_to_rounding(curvature.solve(v), wanted.solve(v))
     same_to_rounding(curvature.gradient, wanted.gradient)
     forget = FORMS[form](sample.x[:12], sample.y[:12])
-    found = ssse.erase(sample.model, curvature, sample.loss, forget, force=True)
-    direct = ssse.erase(sample.model, wanted, sample.loss, sample.part(slice(0, 12)), force=True)
+    found = ssse.erase(sample.model, curvature, sample.loss, forget, override=ssse.BOUNDS)
+    direct = ssse.erase(sample.model, wanted, sample.loss, sample.part(slice(0, 12)), override=ssse.BOUNDS)
     same_to_rounding(found.step, direct.step)
 
 

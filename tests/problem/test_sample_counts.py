@@ -261,7 +261,7 @@ def test_no_more_copies_are_forgotten_than_there_were(structure):
     curvature = fit(sample, data=[*sample.data, *sample.part(slice(0, 3))], structure=structure)
     twice = [*sample.part(slice(0, 3)), *sample.part(slice(0, 3))]
     data: Any = {"data": [*sample.data, *sample.part(slice(0, 3))]} if structure == "matrix_free" else {}
-    assert ssse.erase(sample.model, curvature, sample.loss, twice, **data, force=True).diagnostics.k == 6
+    assert ssse.erase(sample.model, curvature, sample.loss, twice, **data, override=ssse.BOUNDS).diagnostics.k == 6
     with refused(InvalidData, "4 of the 7 samples to forget repeat .*training data 3 did", sample.model):
         ssse.erase(sample.model, curvature, sample.loss, [*twice, *sample.part(slice(0, 1))], **data)
 

@@ -138,8 +138,8 @@ def test_their_curvature_is_stored_merged_and_used_again(tmp_path):
         merged.save(tmp_path / structure)
         back = ssse.Curvature.load(tmp_path / structure)
         assert back.kind == MARGIN
-        wanted = ssse.erase(sample.model, whole, forget=forget, force=True)
-        found = ssse.erase(sample.model, back, forget=forget, force=True)
+        wanted = ssse.erase(sample.model, whole, forget=forget, override=ssse.BOUNDS)
+        found = ssse.erase(sample.model, back, forget=forget, override=ssse.BOUNDS)
         torch.testing.assert_close(found.step, wanted.step, rtol=1e-8, atol=1e-12)
         rows = dense.margin_rows(sample.model, sample.loss, sample.x, sample.y)
         erased = dense.erased(

@@ -18,6 +18,7 @@ from sklearn.svm import LinearSVC
 from ssse.errors import NotPositiveDefinite, PrecisionLost, Refused
 from ssse.sklearn import Eraser, bound
 from ssse.sklearn.bound import Bound
+from ssse.verdict import BOUNDS
 from tests.support import sklearn_refits as refits
 from tests.support.sklearn_refits import Data, fitted, parameters, quiet, tight
 
@@ -250,7 +251,7 @@ def test_where_nothing_is_proved_the_distance_bound_is_infinite():
     svc: Any = Eraser(fitted(LinearSVC(), data.x, data.y)).fit(data.x, data.y)
     svc.erase(data.x[:2], data.y[:2])
     vanished: Any = Eraser(fitted(tight(), data.x, data.y)).fit(data.x, data.y)
-    vanished.erase(data.x[data.y == 2], data.y[data.y == 2])
+    vanished.erase(data.x[data.y == 2], data.y[data.y == 2], override=BOUNDS)
     for eraser in (svc, vanished):
         assert math.isinf(eraser.distance_bound_)
         assert eraser.outcome_.verdict == "caution"

@@ -16,7 +16,7 @@ from sklearn.svm import LinearSVC
 
 from ssse.sklearn import Eraser, measures
 from ssse.sklearn.measures import safe_share
-from ssse.verdict import TRUSTED_STRAIN
+from ssse.verdict import BOUNDS, TRUSTED_STRAIN
 from tests.support import sklearn_refits as refits
 from tests.support.sklearn_refits import Data, Problem, fitted, parameters, quiet, tight
 
@@ -165,13 +165,13 @@ def test_no_step_ends_above_where_it_began(load, strength, how, monkeypatch):
         return problem.value(theta)
 
     eraser: Any = Eraser(first).fit(data.x, y)
-    new = eraser.erase(data.x[rows], y[rows])
+    new = eraser.erase(data.x[rows], y[rows], override=BOUNDS)
     assert objective(new) < objective(first)
     assert eraser.outcome_.share < 1
     assert eraser.outcome_.verdict == "caution"
     assert any("of the step was taken" in reason for reason in eraser.outcome_.reasons)
     whole: Any = Eraser(first, policy="joint").fit(data.x, y)  # where no step is shortened
-    assert objective(whole.erase(data.x[rows], y[rows])) > objective(first)
+    assert objective(whole.erase(data.x[rows], y[rows], override=BOUNDS)) > objective(first)
 
 
 @pytest.mark.parametrize("classes", [2, 3])

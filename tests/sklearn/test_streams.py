@@ -15,6 +15,7 @@ from sklearn.svm import LinearSVC
 
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.sklearn import Eraser
+from ssse.verdict import BOUNDS
 from tests.support import sklearn_refits as refits
 from tests.support.sklearn_refits import Data, fitted, parameters, quiet, refused, tight
 
@@ -30,7 +31,7 @@ def eraser_of(model, data: Data, weighted: bool = False, **options) -> Any:
 
 def take(eraser: Any, data: Data, rows, weighted: bool = False) -> Any:
     part = data.part(rows)
-    return eraser.erase(part.x, part.y, part.weights if weighted else None)
+    return eraser.erase(part.x, part.y, part.weights if weighted else None, override=BOUNDS)
 
 
 SMOOTH = [
@@ -254,7 +255,7 @@ def test_a_class_that_hardly_counted_vanishes_as_in_a_refit():
     x = np.vstack([data.x, np.full((5, 4), 40.0) * [1, -1, 1, -1] + np.random.default_rng(0).normal(size=(5, 4))])
     y = np.append(data.y, [3] * 5)
     eraser = Eraser(fitted(tight(solver="newton-cholesky"), x, y)).fit(x, y)
-    new = eraser.erase(x[600:], y[600:])
+    new = eraser.erase(x[600:], y[600:], override=BOUNDS)
     before = eraser.estimator.coef_[:3]
     wanted = fitted(tight(solver="newton-cholesky"), data.x, data.y)
     assert refits.distance(new, wanted) < 0.5 * np.linalg.norm(before - wanted.coef_)
@@ -280,7 +281,7 @@ def test_a_class_vanishes_from_one_output_alone():
     y = np.stack([data.y, (data.x[:, 0] > 0.5).astype(int)], axis=1)
     eraser = Eraser(fitted(MultiOutputClassifier(RidgeClassifier()), data.x, y)).fit(data.x, y)
     rows = np.flatnonzero(data.y == 0)
-    new = eraser.erase(data.x[rows], y[rows])
+    new = eraser.erase(data.x[rows], y[rows], override=BOUNDS)
     rest = np.setdiff1d(np.arange(400), rows)
     wanted = fitted(MultiOutputClassifier(RidgeClassifier()), data.x[rest], y[rest])
     assert [one.tolist() for one in new.classes_] == [[1, 2], [0, 1]]

@@ -13,13 +13,19 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from ssse.cli.app import app
-from ssse.cli.console import HINT
+from ssse.cli.console import CAUTION, HINT
+from ssse.verdict import BOUNDS
+
+OVERRIDES = [word for bound in BOUNDS for word in ("--override", bound)]  # any step that can be taken
 
 
-def call(*arguments: object, code: int = 0) -> tuple[str, str]:
-    """What is printed on stdout and stderr. Errors are one line, and none is of the kind nobody thought of."""
+def call(*arguments: object, code: int | None = None) -> tuple[str, str]:
+    """What is printed on stdout and stderr. Errors are one line, and none is of the kind nobody thought of.
+
+    `code`: if not given, the command is done, with whichever verdict.
+    """
     done = CliRunner().invoke(app, [str(one) for one in arguments])
-    assert done.exit_code == code, (done.stdout, done.stderr, done.exception)
+    assert done.exit_code in ((0, CAUTION) if code is None else (code,)), (done.stdout, done.stderr, done.exception)
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     assert HINT not in done.stderr
     if code in (1, 2, 4, 5) and arguments[0] not in ("verify", "check"):  # which say it as their result
@@ -27,9 +33,14 @@ def call(*arguments: object, code: int = 0) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def call_json(*arguments: object, code: int = 0) -> dict[str, Any]:
+def call_json(*arguments: object, code: int | None = None) -> dict[str, Any]:
     """The one object that --json prints."""
     return json.loads(call(*arguments, "--json", code=code)[0])
+
+
+def exact(workspace: Path, request: str) -> list[dict[str, Any]]:
+    """The entries of a request with all their numbers."""
+    return call_json("log", workspace, "--request", request, "--exact")["entries"]
 
 
 def call_error(*arguments: object, code: int = 2) -> str:

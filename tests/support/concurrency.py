@@ -19,7 +19,6 @@ import torch
 from ssse.errors import Busy
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
-from tests.support.kills import EPOCH
 
 OUTCOMES = ["failed", "erased", "repeated", "refused", "busy", "read"]
 
@@ -98,7 +97,6 @@ def ids_of(request: str) -> list[str]:
 
 def main(home: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
-    os.environ["SOURCE_DATE_EPOCH"] = EPOCH
     pristine = workspaces.make(home, n=60, p=3).path
     path = home / "shared"
 

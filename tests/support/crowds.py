@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import traceback
@@ -21,7 +20,6 @@ from tests.support.tally import Tally
 def main(home: Path, processes: int) -> Tally:
     """Most ask for samples of their own, some for the same, some do not wait, and a few only read."""
     torch.set_num_threads(1)
-    os.environ["SOURCE_DATE_EPOCH"] = "1750000000"  # the same times in every run
     readers, same, hasty = max(1, processes // 40), max(2, processes // 8), max(2, processes // 8)
     own = processes - readers - same - hasty
     pristine = workspaces.make(home, n=2 * (own + 20), p=3, fit__structure="dense").path

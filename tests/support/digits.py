@@ -40,6 +40,29 @@ def model() -> nn.Linear:
     return workspaces.train(*training_data(), 10, DECAY)
 
 
+def network() -> nn.Sequential:
+    """One that is not linear in θ; its weights are loaded afterwards."""
+    return nn.Sequential(nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10)).double()
+
+
+@cache
+def trained_network() -> nn.Sequential:
+    """By mini-batches, as networks are: never quite to the end."""
+    x, y = training_data()
+    generator = torch.Generator().manual_seed(0)
+    made = network()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    optimiser = torch.optim.SGD(made.parameters(), lr=0.05, momentum=0.9, weight_decay=DECAY)
+    for _ in range(40):
+        for some in torch.randperm(len(y), generator=generator).split(50):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(made(x[some]), y[some]).backward()
+            optimiser.step()
+    return made.eval()
+
+
 def accuracy(of: nn.Module) -> float:
     x, y = held_out()
     with torch.no_grad():

@@ -29,8 +29,9 @@ from safetensors.torch import save_file
 from ssse.intake import skops as skops_files
 from ssse.intake import weights
 from ssse.system import files, store
+from ssse.workspace.commands import settle
 from ssse.workspace.commands import upgrade as upgrades
-from ssse.workspace.record import anchors, database, folder, ledger, lock, membership, page_sum, seal
+from ssse.workspace.record import anchors, database, folder, holdings, ledger, lock, membership, page_sum, seal
 from ssse.workspace.record import transaction as transactions
 from ssse.workspace.results import Verification
 from ssse.workspace.workspace import Workspace
@@ -39,11 +40,10 @@ from tests.support import keyed, workspaces
 WATCHED = {
     module.__file__
     for module in (
-        *(database, files, folder, transactions, ledger, lock, membership, page_sum, seal, skops_files, store, weights),
-        *(anchors, upgrades),
+        *(anchors, database, files, folder, holdings, transactions, ledger, lock, membership, page_sum, seal, settle),
+        *(skops_files, store, upgrades, weights),
     )
 }
-EPOCH = "1750000000"  # the same times in every run
 FORGET = [3, 11]
 MEASURED = ("seconds", "blind", "shown")  # in details: what was measured, and what follows from the hashes
 N, P = 32, 3
@@ -76,6 +76,15 @@ def erase_another(workspace: Workspace) -> None:
     assert workspace.erase("r-0", ids=["s5", "s6", "s30"]).outcome == "erased"
 
 
+def hold_another(workspace: Workspace) -> None:
+    workspace.erase("r-0", ids=["s5", "s6", "s30"], options={"erase.confirm": "always"})
+
+
+def hold_two(workspace: Workspace) -> None:
+    hold_another(workspace)
+    workspace.erase("r-2", ids=["s7"], options={"erase.confirm": "always"})
+
+
 def report(workspace: Workspace) -> None:
     """As `ssse report` does, with a page that costs nothing."""
     with transactions.open_transaction(workspace.folder, "report") as transaction:
@@ -102,6 +111,7 @@ def retrain(workspace: Workspace) -> None:
     save_file(model.state_dict(), workspace.folder.path.parent / "retrained.safetensors")
 
 
+HELD: dict[str, Any] = {"erase__confirm": "always"}
 SENT = "sent.txt"  # what the anchor's command got
 
 
@@ -142,11 +152,18 @@ OPERATIONS = {
     "erase": Operation("erased", erase),
     "erase lowrank": Operation("erased", erase, options={"fit__structure": "lowrank"}),
     "erase joint": Operation("erased", erase, erase_another, options={"erase__policy": "joint"}),
+    "erase after a fit": Operation("erased", erase, erase_another, options={"erase__refit": 1}),
     "erase and keep": Operation("erased", erase, erase_another, options=KEPT),
+    "erase and hold": Operation("erased", erase, options=HELD),
+    "erase and hold another": Operation("erased", erase, hold_another, options=HELD),
+    "erase and settle": Operation("erased", erase, hold_two, options={"erase__confirm": "never"}),
+    "confirm": Operation("confirmed", Workspace.confirm, hold_two),
+    "revert": Operation("reverted", Workspace.revert, hold_two),
     "calibrate": Operation("calibrated", calibrate, retrain),
     "report": Operation("", report, report_before),
     "fit estimator": Operation("fitted", Workspace.fit, fit=False, make=workspaces.make_estimator),
     "erase estimator": Operation("erased", erase, make=workspaces.make_estimator),
+    "revert estimator": Operation("reverted", Workspace.revert, hold_two, make=workspaces.make_estimator),
     "erase estimator and keep": Operation(
         "erased", erase, erase_another, options={**KEPT, "erase__policy": "joint"}, make=workspaces.make_estimator
     ),
@@ -175,6 +192,7 @@ class Rehearsal:
         self.old = self.weights()
         self.operation.run(Workspace(self.trial))
         self.after, self.new, self.names = self.essence(), self.weights(), set(workspaces.snapshot(self.trial))
+        self.notes = Workspace(self.trial).verify().notes  # of requests that wait
 
     def start(self) -> None:
         if self.trial.exists():
@@ -184,14 +202,7 @@ class Rehearsal:
             path.write_bytes(content)
 
     def fingerprint(self) -> str:
-        found = hashlib.sha256()
-        for name, body in workspaces.snapshot(self.trial).items():
-            if not name.endswith("-shm"):  # locks alone
-                found.update(name.encode())
-                found.update(body if isinstance(body, bytes) else body.encode())
-        for path in self.beside:
-            found.update(path.read_bytes())
-        return found.hexdigest()
+        return fingerprint(self.trial, *self.beside)
 
     def entries(self) -> list[Any]:
         """All but what was measured, and the hashes that follow from it."""
@@ -255,7 +266,7 @@ class Rehearsal:
         seen = (self.operation.finished or self.operation.verify)(workspace)
         assert seen.ok, seen.damages
         assert seen.interrupted is None
-        assert seen.notes == [], seen.notes
+        assert seen.notes == self.notes, seen.notes
         strange = set(workspaces.snapshot(self.trial)) ^ self.names
         assert not strange, strange
         entries, rest = self.essence()
@@ -311,6 +322,18 @@ class Rehearsal:
         self.counts += Counter(killed=len(chosen), lines=lines)
 
 
+def fingerprint(folder: Path, *beside: Path) -> str:
+    """Of all that lies in a folder, and of files beside it."""
+    found = hashlib.sha256()
+    for name, body in workspaces.snapshot(folder).items():
+        if not name.endswith("-shm"):  # locks alone
+            found.update(name.encode())
+            found.update(body if isinstance(body, bytes) else body.encode())
+    for path in beside:
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
 def without(value: Any, names: tuple[str, ...]) -> Any:
     if isinstance(value, dict):
         return {key: without(inner, names) for key, inner in value.items() if key not in names}
@@ -356,7 +379,6 @@ def dies_at(last: int) -> None:
 
 def main(home: Path, group: str) -> dict[str, dict[str, int]]:
     torch.set_num_threads(1)
-    os.environ["SOURCE_DATE_EPOCH"] = EPOCH
     found = {}
     way, *names = group.split(",")
     for name in names:

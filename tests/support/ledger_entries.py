@@ -14,6 +14,7 @@ import numpy as np
 from ssse.evaluation.scan import Scan
 from ssse.evaluation.table import Cell, Evaluation, Measure
 from ssse.workspace.page.page import render
+from ssse.workspace.record.ledger import Entry
 
 N = 1437
 START = datetime(2026, 3, 2, 9, 30, 0, 123456, tzinfo=UTC)
@@ -47,21 +48,20 @@ class Book:
     """A ledger in memory."""
 
     def __init__(self, salt: str = "book") -> None:
-        self.entries: list[dict[str, Any]] = []
+        self.entries: list[Entry] = []
         self.salt, self.n, self.weights, self.curvature = salt, N, digest(salt, "weights"), digest(salt, "curvature")
 
     @property
     def head(self) -> str:
-        return self.entries[-1]["hash"]
+        return self.entries[-1].hash
 
-    def add(self, kind: str, request: str | None = None, **details: Any) -> dict[str, Any]:
+    def add(self, kind: str, request: str | None = None, **details: Any) -> Entry:
         seq = len(self.entries) + 1
-        previous = self.entries[-1]["hash"] if self.entries else "0" * 64
+        previous = self.entries[-1].hash if self.entries else "0" * 64
         time = (START + timedelta(minutes=17 * seq)).isoformat()
         plain = json.loads(json.dumps(details, allow_nan=False))  # as the ledger gives them back
         text = json.dumps([seq, time, kind, request, plain, previous])
-        entry = {"seq": seq, "time": time, "kind": kind, "request": request, "details": plain}
-        self.entries.append({**entry, "previous": previous, "hash": digest(text)})
+        self.entries.append(Entry(seq, time, kind, request, plain, previous, digest(text)))
         return self.entries[-1]
 
     def created(self, batch_norm: bool = False) -> None:

@@ -288,6 +288,13 @@ def test_a_seal_that_says_more_was_published_than_there_is(tmp_path):
         made.workspace.erase("r-1", ids=["s5"])
 
 
+def test_a_seal_that_says_nonsense_of_what_was_published(kept):
+    seal = Seal.read(kept.path)
+    Seal(seal.files, published={"file=../heads.txt": "many"}).write(kept.path)  # type: ignore[dict-item]
+    with pytest.raises(Damaged, match="not a seal any more"):
+        kept.made.workspace.fit(again=True)
+
+
 # ---------------------------------------------------------------------------------------------- a command
 
 PROGRAM = """\

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ssse.workspace.record.describe import describe
 from ssse.workspace.record.details import read_details
+from ssse.workspace.record.folder import restrict
 from ssse.workspace.record.residues import what_remains
 from ssse.workspace.record.seal import FORM, Seal
 from ssse.workspace.workspace import Workspace
@@ -29,9 +31,9 @@ def test_it_is_as_it_was_written(home):
     verification = Workspace(home / "ws").verify()
     assert verification.ok, verification.damages
     assert (verification.entries, verification.interrupted) == (5, None)
-    assert [note.split(":")[0] for note in verification.notes] == [
-        "It was made by an earlier version and has no leaves"
-    ]
+    restrict(home / "ws")  # it was made as the umask said
+    lacks = [note.split(":")[0] for note in Workspace(home / "ws").verify().notes]
+    assert lacks == ["It was made by an earlier version and has no leaves"]
 
 
 def test_one_altered_byte_is_seen(home):
@@ -101,3 +103,11 @@ def test_todays_details_are_read_as_they_are(tmp_path):
     for kind in ("created", "fitted", "erased", "received", "something new"):
         details = {"engine": "torch", "epsilon": 1}
         assert read_details(kind, details) is details
+
+
+def test_a_step_that_was_once_taken_by_force_still_says_so():
+    """When bounds had no names one option was for all of them."""
+    for forced, overridden in ((True, ["force"]), (False, [])):
+        details = {"engine": "torch", "forced": forced, "verdict": "caution", "k": 2, "n": 9}
+        assert read_details("erased", details)["overridden"] == overridden
+        assert ("overriding force" in describe("erased", details)) == forced

@@ -26,16 +26,11 @@ from ssse.workspace.record import folder as folders
 from ssse.workspace.record import transaction as transactions
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
-from tests.support.kills import EPOCH, OPERATIONS, WATCHED, Rehearsal, erase
+from tests.support.kills import OPERATIONS, WATCHED, Rehearsal, erase
 from tests.support.sizes import sized
 
 KIB = 1024
 WRITING = ["fit", "fit again", "erase", "erase and keep", "calibrate", "report"]
-
-
-@pytest.fixture(autouse=True)
-def same_times(monkeypatch) -> None:
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", EPOCH)
 
 
 @pytest.fixture
@@ -103,7 +98,7 @@ def fails_in_one_line(command: list[str]) -> str:
     return lines[0]
 
 
-def attempt(rehearsal: Rehearsal, check: bool = True) -> bool:
+def attempt(rehearsal: Rehearsal) -> bool:
     """Whether it went through. What goes wrong is an OSError in words, and leaves all whole."""
     found: OSError | None = None
     try:
@@ -112,8 +107,7 @@ def attempt(rehearsal: Rehearsal, check: bool = True) -> bool:
         found = error
     assert not isinstance(found, SSSEError), found  # a full disk is no damage
     assert found is None or str(found)
-    if check:
-        look_at_what_is_left(rehearsal)
+    look_at_what_is_left(rehearsal)
     return found is None
 
 
@@ -168,12 +162,11 @@ def test_every_command_says_so_in_one_line(disk):
         assert workspaces.snapshot(made.home) == before
 
 
-def test_a_full_temporary_folder_is_no_damage(disk, tmp_path, monkeypatch):
+def test_a_full_temporary_folder_is_not_needed(disk, tmp_path, monkeypatch):
     made = workspaces.make(tmp_path / "home", n=24, p=3)
     monkeypatch.setattr(tempfile, "tempdir", str(disk))
-    with filled(disk, 0), pytest.raises(OSError, match="space"):
-        made.workspace.verify()
-    assert made.workspace.verify().ok
+    with filled(disk, 0):
+        assert made.workspace.verify().ok
 
 
 # ---------------------------------------------------------------------------------------------- read-only
@@ -288,8 +281,7 @@ def test_files_that_cannot_grow(name, tmp_path):
     for size in (0, 100, 300, 600, 1500, 4 * KIB, 16 * KIB, 30 * KIB, 34 * KIB, 44 * KIB, 50 * KIB, 1024 * KIB):
         rehearsal.start()
         with largest_file(size):
-            went.append(attempt(rehearsal, check=False))  # which writes a copy of the ledger, and could not either
-        look_at_what_is_left(rehearsal)
+            went.append(attempt(rehearsal))
         rehearsal.finish()
     assert not went[0]
     assert went[-1]

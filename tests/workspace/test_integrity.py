@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import shutil
 from pathlib import Path
@@ -445,15 +444,3 @@ def test_a_request_that_another_one_overtakes(path, monkeypatch):
     assert answer.details["k"] == 1
     found = workspace.verify()
     assert found.ok, found.damages
-
-
-def test_the_new_state_may_be_read_by_whom_the_umask_allows(path):
-    """safetensors makes files for their owner alone, and who serves the model may be somebody else."""
-    for mask in (0o022, 0o027, 0o077):
-        before = os.umask(mask)
-        try:
-            assert erase(path, f"r-{mask}") == "erased" if mask == 0o022 else Workspace(path).fit(again=True).now
-        finally:
-            os.umask(before)
-        modes = {file.stat().st_mode & 0o777 for file in (path / "current").rglob("*") if file.is_file()}
-        assert modes == {0o666 & ~mask}

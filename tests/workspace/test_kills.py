@@ -20,9 +20,17 @@ MANY_ONCE, MANY_TWICE = 21, 30
 ONCE, TWICE = sized(3, MANY_ONCE), sized(2, MANY_TWICE)
 RANDOM = [
     (ONCE, ["fit", "fit again", "erase"]),
-    (ONCE, ["erase lowrank", "erase joint", "erase and keep", "calibrate"]),
+    (ONCE, ["erase lowrank", "erase joint", "erase after a fit", "erase and keep", "calibrate"]),
+    (ONCE, ["erase and hold", "erase and hold another", "erase and settle", "confirm", "revert"]),
 ]
-LINES = sized(["erase", "report"], ["fit", "fit again", "erase", "erase and keep", "calibrate", "report"])
+SETTLING = ["erase and hold", "erase and hold another", "erase and settle", "confirm", "revert"]
+LINES = sized(
+    ["erase", "report", "confirm", "revert"],
+    [
+        *("fit", "fit again", "erase", "erase after a fit", "erase and keep", "calibrate", "report"),
+        *("revert estimator", *SETTLING),
+    ],
+)
 # On a disk in memory, where there is one: what a killed process wrote is not lost, so nothing depends on the real one.
 MEMORY = Path("/dev/shm")
 
@@ -45,7 +53,7 @@ def test_the_kills_are_as_many_as_promised():
     assert set(operations) == {name for name in OPERATIONS if "estimator" not in name} - elsewhere
 
 
-@pytest.mark.parametrize(("wanted", "names"), RANDOM, ids=["one by one", "of every kind"])
+@pytest.mark.parametrize(("wanted", "names"), RANDOM, ids=["one by one", "of every kind", "that wait"])
 def test_killed_at_random_moments(wanted, names):
     for name, counts in kill(f"{wanted},{','.join(names)}").items():
         assert counts["killed"] >= wanted, name

@@ -116,7 +116,8 @@ def test_an_alteration_during_a_command_does_not_slip_into_its_seal(tmp_path, sh
 
     with monkeypatch.context() as patch:
         patch.setattr(transactions.Transaction, "advance", alter)
-        made.workspace.erase("b", ids=["s2"])
+        with pytest.raises(Damaged, match="was altered while this command worked"):
+            made.workspace.erase("b", ids=["s2"])
     assert Seal.read(made.path).command is None
     assert ledgers.FILE in [name for name, _ in made.workspace.verify().damages]
     with pytest.raises(Damaged):

@@ -19,7 +19,7 @@ from ssse.workspace.engines.sklearn import SklearnEngine
 from ssse.workspace.engines.torch import TorchEngine
 from ssse.workspace.workspace import Workspace
 from tests.support import digits, workspaces
-from tests.support.commands import call, call_json
+from tests.support.commands import OVERRIDES, call, call_json, exact
 from tests.support.workspaces import snapshot
 
 IDS = ",".join(str(place) for place in digits.THIRTY_PERCENT)
@@ -59,48 +59,66 @@ def states(path: Path) -> dict[str, bytes | str]:
 def test_a_step_that_would_destroy_the_model_is_refused(made):
     before = states(made.path)
     text, _ = call("erase", made.path, "--request", "r", "--ids", IDS, code=3)
-    assert "Refused: By its gradient θ* was trained with a weight decay of 0.01" in text
-    assert "Fit again with --set fit.weight_decay=0.01" in text
+    assert "Refused: By its gradient θ* was trained with a weight decay of …" in text
+    assert "Fit again with --set fit.weight_decay=…" in text
+    assert "--request r --exact" in text
     assert states(made.path) == before
     assert torch.equal(made.weights()["weight"], digits.model().weight)
     entry = call_json("log", made.path, "--request", "r")["entries"][-1]
     assert (entry["kind"], entry["details"]["verdict"]) == ("refused", "refused")
-    assert entry["details"]["diagnostics"]["relative_step"] > 1
+    kept = exact(made.path, "r")[-1]["details"]
+    assert kept["diagnostics"]["relative_step"] > 1
+    assert "Fit again with weight_decay=0.01" in kept["reason"]
     assert call_json("verify", made.path)["ok"]
     said = call_json("erase", made.path, "--request", "other", "--ids", IDS, "--dry-run", code=3)
     assert (said["outcome"], said["entries"]) == ("refused", [])
 
 
-def test_by_force_it_is_taken_and_recorded(made):
-    call("erase", made.path, "--request", "r", "--ids", IDS, code=3)
-    text, _ = call("erase", made.path, "--request", "r", "--ids", IDS, "--force")
-    assert "Verdict: caution, taken by force." in text
-    assert "because Taken by force: By its gradient" in text
+def test_overridden_by_name_it_is_taken_and_recorded(made):
+    text, _ = call("erase", made.path, "--request", "r", "--ids", IDS, code=3)
+    assert "To take the step all the same: --override stationarity --override step --override leverage." in text
+    assert "override=" not in text
+    call("erase", made.path, "--request", "r", "--ids", IDS, "--override", "stationarity", code=3)
+    text, _ = call(
+        *("erase", made.path, "--request", "r", "--ids", IDS),
+        *("--override", "step", "--override", "stationarity", "--override", "leverage"),
+        code=6,
+    )
+    assert "Verdict: caution, overriding stationarity, step, leverage." in text
+    assert "because Overridden (stationarity): By its gradient" in text
     entries = call_json("log", made.path, "--request", "r")["entries"]
-    assert [entry["kind"] for entry in entries] == ["received", "refused", "received", "erased", "sealed"]
-    details = entries[3]["details"]
-    assert (details["forced"], details["verdict"]) == (True, "caution")
-    assert details["diagnostics"]["reasons"][0].startswith("Taken by force: ")
-    assert "verdict caution, taken by force" in call("log", made.path)[0].replace("\n", " ")
+    assert [entry["kind"] for entry in entries] == [*["received", "refused"] * 2, "received", "erased"]
+    details = entries[-1]["details"]
+    assert (details["overridden"], details["verdict"]) == (["stationarity", "step", "leverage"], "caution")
+    assert details["held"]
+    assert entries[1]["details"]["diagnostics"]["broken"] == ["stationarity", "step", "leverage"]
+    said = " ".join(call("log", made.path)[0].split())
+    assert "verdict caution, overriding stationarity, step, leverage, held until confirmed" in said
     assert not torch.equal(made.weights()["weight"], digits.model().weight)
     call("report", made.path)
     page = (made.path / "report.html").read_text()
-    assert "▲ caution, by force" in page
-    assert "Taken by force: By its gradient" in page
+    assert "▲ caution, overriding stationarity, step, leverage" in page
+    assert "Overridden (stationarity): By its gradient" in page
+    assert "◐ erased, waits for confirmation" in page
 
 
-def test_force_is_not_what_was_not_needed(tmp_path):
+def test_an_unknown_bound_is_an_error_that_names_the_nearest(made):
+    _, complaint = call("erase", made.path, "--request", "r", "--ids", IDS, "--override", "stationary", code=2)
+    assert "There is no bound 'stationary' to override; did you mean 'stationarity'?" in complaint
+
+
+def test_what_was_not_needed_is_not_overridden(tmp_path):
     made = workspaces.make(tmp_path)
-    call("erase", made.path, "--request", "one", "--ids", "s3", "--force")
+    call("erase", made.path, "--request", "one", "--ids", "s3", *OVERRIDES)
     details = call_json("log", made.path, "--request", "one")["entries"][1]["details"]
-    assert details["forced"] is False
+    assert (details["overridden"], details["diagnostics"]["broken"]) == ([], [])
 
 
 def test_the_test_data_is_the_probe(tmp_path):
     made = workspaces.make(tmp_path)
     text, _ = call("erase", made.path, "--request", "a", "--ids", "s1")
-    assert "30 samples" in text
-    seen = call_json("log", made.path, "--request", "a")["entries"][1]["details"]["diagnostics"]
+    assert "The mean loss on … probe samples went from … to …" in text
+    seen = exact(made.path, "a")[1]["details"]["diagnostics"]
     assert seen["probe_samples"] == 30
     assert None not in (seen["probe_loss_before"], seen["probe_accuracy_after"])
     (tmp_path / "test.npz").unlink()
@@ -109,7 +127,7 @@ def test_the_test_data_is_the_probe(tmp_path):
     assert "Erasing looks at the test data" in complaint
     assert snapshot(made.path) == before
     call("erase", made.path, "--request", "b", "--ids", "s2", "--set", "erase.probe=none")
-    seen = call_json("log", made.path, "--request", "b")["entries"][1]["details"]["diagnostics"]
+    seen = exact(made.path, "b")[1]["details"]["diagnostics"]
     assert seen["probe_samples"] is None
 
 
@@ -142,8 +160,11 @@ def test_an_estimator_that_fails_its_probe_is_kept(tmp_path, kind):
     assert answer.outcome == "refused"
     assert "50 probe samples" in answer.reason
     assert states(tmp_path / "ws") == kept
-    forced = made.erase("r", ids=ids, force=True)
-    assert (forced.outcome, forced.details["forced"], forced.details["verdict"]) == ("erased", True, "caution")
+    assert 'override=("probe",)' in answer.reason
+    assert made.erase("r", ids=ids, override=["step", "share"]).outcome == "refused"  # one is not another
+    taken = made.erase("r", ids=ids, override=["probe"])
+    assert (taken.outcome, taken.details["overridden"], taken.details["verdict"]) == ("erased", ["probe"], "caution")
+    assert taken.details["held"]
     assert made.verify().ok
 
 

@@ -20,7 +20,7 @@ from ssse.curvature import Curvature
 from ssse.workspace import settings as toml
 from ssse.workspace.workspace import Workspace
 from tests.support import commands, workspaces
-from tests.support.commands import call, call_error, call_json
+from tests.support.commands import OVERRIDES, call, call_error, call_json
 from tests.support.workspaces import DECAY, make
 
 FIRST, SECOND = [3, 8, 11], [0, 21]
@@ -136,14 +136,16 @@ def test_the_model_is_the_librarys(name, tmp_path):
     assert (entry.details["n"], entry.details["d"]) == (curvature.n, curvature.layout.dim)
     for request, places in (("first", FIRST), ("second", SECOND)):
         # By force: of models that nobody trained, on few samples, some steps are longer than any that can be right.
-        answer = workspace.erase(request, ids=[str(place) for place in places], force=True)
+        answer = workspace.erase(request, ids=[str(place) for place in places], override=ssse.BOUNDS)
         stays = [place for place in everyone if place not in gone]
         data = batch(case, stays) if case.fit.get("structure") == "matrix_free" else None
-        erasure = ssse.erase(model, curvature, case.loss, batch(case, places), data=data, force=True, **case.erase)
+        erasure = ssse.erase(
+            model, curvature, case.loss, batch(case, places), data=data, override=ssse.BOUNDS, **case.erase
+        )
         assert_same(workspace, erasure.model)
         said = erasure.diagnostics
         assert answer.details["verdict"] == said.verdict
-        assert answer.details["forced"] == said.forced
+        assert answer.details["overridden"] == list(said.overridden)
         assert answer.details["diagnostics"]["step_norm"] == said.step_norm
         assert answer.details["diagnostics"]["leverages"] == list(said.leverages)
         model, curvature, gone = erasure.model, kept(erasure.curvature), gone + places
@@ -158,20 +160,23 @@ def test_rows_of_batches_drop_the_curvature(tmp_path):
     workspace = built(case, tmp_path)
     workspace.fit()
     model, everyone = case.model(), list(range(case.n))
-    text, _ = call("erase", workspace.folder.path, "--request", "a", "--ids", "3,8,11", "--force")
+    text, _ = call("erase", workspace.folder.path, "--request", "a", "--ids", "3,8,11", *OVERRIDES)
     assert f"curvature was dropped: rows of mini-batches cannot be separated. Next: ssse fit {tmp_path}" in text
-    erasure = ssse.erase(model, fitted(case, model, everyone), case.loss, batch(case, FIRST), force=True, **case.erase)
+    erasure = ssse.erase(
+        model, fitted(case, model, everyone), case.loss, batch(case, FIRST), override=ssse.BOUNDS, **case.erase
+    )
     assert_same(workspace, erasure.model)
     assert not (workspace.folder.current / "curvature").exists()
-    assert workspace.log().entries[-2].details["after"]["curvature"] is None
+    assert workspace.log().entries[-1].details["after"]["curvature"] is None
     before = workspaces.snapshot(workspace.folder.path)
-    assert "run `ssse fit`" in call_error("erase", workspace.folder.path, "--request", "b", "--ids", "0,21")
+    never = ("--set", "erase.refit=never")
+    assert "run `ssse fit`" in call_error("erase", workspace.folder.path, "--request", "b", "--ids", "0,21", *never)
     assert workspaces.snapshot(workspace.folder.path) == before
     call("fit", workspace.folder.path)
     stays = [place for place in everyone if place not in FIRST]
     curvature = fitted(case, erasure.model, stays)
-    workspace.erase("b", ids=["0", "21"], force=True)
-    again = ssse.erase(erasure.model, curvature, case.loss, batch(case, SECOND), force=True, **case.erase)
+    workspace.erase("b", ids=["0", "21"], override=ssse.BOUNDS)
+    again = ssse.erase(erasure.model, curvature, case.loss, batch(case, SECOND), override=ssse.BOUNDS, **case.erase)
     assert_same(workspace, again.model)
     assert workspace.verify().ok
 
@@ -249,7 +254,8 @@ def test_every_way_to_calibrate(tmp_path, method):
     assert all(torch.equal(before[name], value) for name, value in made.weights().items())
     stored = Curvature.load(made.path / "current" / "curvature").calibrated
     assert stored is not None
-    assert stored.scale == entry["details"]["scale"]
+    assert stored.scale == made.workspace.log().entries[-1].details["scale"]
+    assert entry["details"]["scale"] == pytest.approx(stored.scale, rel=1e-2)
     assert made.workspace.verify().ok
 
 
@@ -328,7 +334,9 @@ def test_a_workspace_made_behind_a_link(tmp_path, monkeypatch):
 
 
 def measured(made: workspaces.Made, *arguments: object) -> dict[str, Any]:
-    return call_json("evaluate", made.path, *arguments)["entry"]["details"]
+    """As the ledger has it."""
+    call("evaluate", made.path, *arguments)
+    return made.workspace.log().entries[-1].details
 
 
 def test_the_table_is_the_librarys(tmp_path):
@@ -370,7 +378,7 @@ def test_the_table_is_the_librarys(tmp_path):
 
 
 def test_several_classes_leave_the_test_data_together(tmp_path):
-    made = make(tmp_path)
+    made = make(tmp_path, erase__confirm="never")
     made.workspace.erase("a", ids=["s0", "s1", "s2"])
     found = measured(made)
     assert set(found["table"]["counts"]) == {"retained", "forgotten", "test"}

@@ -10,6 +10,7 @@ import pytest
 
 from ssse.errors import Damaged
 from ssse.workspace import settings as toml
+from ssse.workspace.proof.keys import PrivateKey
 from ssse.workspace.workspace import Workspace
 from tests.support import keyed
 from tests.support.commands import call, call_json
@@ -87,6 +88,16 @@ def test_a_rollback_during_which_a_command_was_killed_is_not_finished(path, orig
     with pytest.raises(Damaged, match="rolled back"):
         Workspace(path).fit()
     assert snapshot(path) == before
+
+
+def test_who_has_the_key_is_found_by_the_anchor_alone(path, original):
+    rebuild(
+        path,
+        lambda entries: [shifted(entry, days=-1) for entry in entries],
+        PrivateKey.read(original.made.home / "key.pem"),
+    )
+    assert Workspace(path).verify(keys=[original.public]).ok
+    assert not Workspace(path).verify(anchor=original.anchor).ok
 
 
 def test_a_chain_without_any_signature_fails_with_a_key(path, original):

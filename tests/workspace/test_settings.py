@@ -57,7 +57,9 @@ VALUES: dict[str, tuple[str, Any]] = {  # a key → what one may write after --s
     "erase.residual": ("true", True),
     "erase.policy": ("joint", "joint"),
     "erase.accept": ("ok", "ok"),
+    "erase.refit": ("7", 7),
     "erase.probe": ("none", "none"),
+    "erase.confirm": ("always", "always"),
     "erase.old_weights": ("keep", "keep"),
     "erase.old_curvature": ("keep", "keep"),
     "evaluate.level": ("0.01", 0.01),
@@ -68,8 +70,8 @@ VALUES: dict[str, tuple[str, Any]] = {  # a key → what one may write after --s
 }
 # Parameters of commands that are no settings: what one request is about, and how it is said.
 OF_ONE_CALL = {
-    *("workspace", "weights", "argument", "again", "forget", "ids", "retrained", "held_out", "request", "original"),
-    *("dry_run", "force", "settings", "as_json", "quiet", "verbose", "no_wait"),
+    *("workspace", "weights", "argument", "again", "when_needed", "forget", "ids", "retrained", "held_out", "request"),
+    *("original", "dry_run", "override", "settings", "as_json", "quiet", "verbose", "no_wait"),
 }
 OPTIONS = {  # of each command: the option, what is given, the key, what it means
     "init": [

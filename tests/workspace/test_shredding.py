@@ -82,7 +82,8 @@ def test_no_entry_of_a_request_lists_labels_or_ids(tmp_path):
     assert [entry.kind for entry in of_requests] == ["received", "erased", "sealed", "received", "refused"]
     for entry in of_requests:
         lists = lists_in(entry.details)
-        assert set(lists) <= {"parameters", "notes", "reasons", "remains", "leverages"}, entry.kind
+        words = {"parameters", "notes", "reasons", "remains", "broken", "overridden", "why_held"}
+        assert set(lists) <= {*words, "leverages"}, entry.kind
         assert all(isinstance(value, float) for value in lists.get("leverages", []))
         body = json.dumps(entry.details)
         assert not any(f'"s{place}"' in body for place in range(24))
@@ -96,7 +97,7 @@ def test_a_failing_shredder_is_not_called_a_success(tmp_path, monkeypatch):
         raise OSError(5, "Input/output error", str(file))
 
     with monkeypatch.context() as patched:
-        patched.setattr(folders.files, "_overwrite", fail)
+        patched.setattr(folders.files, "overwrite", fail)
         for _ in range(2):  # and again, as long as the disk is as it is
             with pytest.raises(OSError, match="Input/output error"):
                 workspace.erase("r-1", ids=["s5"])

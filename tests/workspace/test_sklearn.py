@@ -28,8 +28,7 @@ from ssse.errors import Damaged, InvalidData, InvalidModel, InvalidSetting
 from ssse.evaluation.table import Evaluation
 from ssse.intake.skops import read_skops
 from ssse.sklearn import Eraser
-from ssse.workspace.record.describe import number
-from tests.support.commands import call, call_error, call_json
+from tests.support.commands import call, call_error, call_json, exact
 from tests.support.sizes import sized
 from tests.support.workspaces import snapshot
 from tests.workspace.test_kills import kill
@@ -88,7 +87,9 @@ class Case:
 
 
 def measured(made: Case, *words: object) -> Evaluation:
-    return Evaluation.from_dict(call_json("evaluate", made.ws, *words)["entry"]["details"]["table"])
+    """As the ledger has it."""
+    call("evaluate", made.ws, *words)
+    return Evaluation.from_dict(Workspace(made.ws).log().entries[-1].details["table"])
 
 
 def case(home: Path, model: Any = None, words: bool = False, y: np.ndarray | None = None) -> Case:
@@ -136,11 +137,12 @@ def test_a_skops_model_from_the_first_command_to_the_last(tmp_path):
     same_numbers(found.intercept_, expected.intercept_)
     assert found.classes_.tolist() == ["ant", "bee", "cow"]
     outcome = eraser.outcome_
-    assert f"distance from a refit  at most {number(outcome.distance_bound)}" in text
+    assert "distance from a refit  proved, and not shown" in text
     assert f"The erased model: {made.ws}/current/model.skops" in text
-    details = call_json("log", made.ws, "--request", "r")["entries"][1]["details"]
+    details = exact(made.ws, "r")[1]["details"]
     assert (details["k"], details["n"], details["scale"], details["exact"]) == (3, N, 1.0, False)
-    assert details["distance_bound"] == outcome.distance_bound == tried["details"]["distance_bound"]
+    assert details["distance_bound"] == outcome.distance_bound
+    assert tried["details"]["proved"] is True
     assert details["diagnostics"]["verdict"] == details["verdict"] == outcome.verdict
     assert details["structure"] == "dense"
     refit = logistic().fit(made.x[STAY], made.y[STAY])
@@ -157,11 +159,12 @@ def test_a_skops_model_from_the_first_command_to_the_last(tmp_path):
     assert call("verify", made.ws)[0].startswith("All is as it was written: 6 entries")
     assert call("report", made.ws)[0]
     page = (made.ws / "report.html").read_text()
-    assert f"at most {outcome.distance_bound:.4g}" in page
+    assert "proved, and not shown" in page
+    assert f"{outcome.distance_bound:.3g}" not in page
     assert "There is no ε to choose" in page
     assert "sum of leverages" not in page
     lines = call("log", made.ws)[0]
-    assert "distance from a refit: at most" in lines
+    assert "distance from a refit: proved" in lines
     assert "sums over the samples" in lines
 
 
@@ -206,7 +209,7 @@ def test_other_classifiers(tmp_path, name):
     made.init()
     call("fit", made.ws)
     text, _ = call("erase", made.ws, "--request", "r", "--ids", IDS)
-    says = {"support vectors": "not proved", "ridge classifier": "rounding"}.get(name, "at most")
+    says = {"support vectors": "not proved", "ridge classifier": "rounding"}.get(name, "proved, and not shown")
     assert f"distance from a refit  {says}" in text
     expected, _ = made.erased()
     same_numbers(made.current().decision_function(made.x), expected.decision_function(made.x))
@@ -506,18 +509,14 @@ def test_a_model_that_changed_since_the_fit_is_refused(tmp_path):
     settings.write_text(good.replace("C = 0.5", "C = 2.0"))
     assert "model.arguments changed" in call_error("erase", made.ws, "--request", "r", "--ids", IDS)
     settings.write_text(good.replace('factory = "sklearn.linear_model:LogisticRegression"\n', ""))
-    said = call_error("erase", made.ws, "--request", "r", "--ids", IDS)
-    assert "arguments are in the skops file" in said
-    settings.write_text(good.replace("sklearn.linear_model:LogisticRegression", "torch.nn:Linear"))
-    call_error("erase", made.ws, "--request", "r", "--ids", IDS)
+    assert "'model.factory' is None, and was" in call_error("erase", made.ws, "--request", "r", "--ids", IDS)
+    settings.write_text(good)
+    call_error("erase", made.ws, "--request", "r", "--ids", IDS, "--set", "model.factory=torch.nn:Linear")
 
 
 def test_another_kind_of_model_than_the_workspace_holds(fitted):
-    settings = fitted.ws / "ssse.toml"
-    settings.write_text(
-        settings.read_text().replace("[model]\n", '[model]\nfactory = "sklearn.linear_model:LogisticRegression"\n')
-    )
-    assert "Put it back" in call_error("erase", fitted.ws, "--request", "r", "--ids", IDS)
+    other = "model.factory=sklearn.linear_model:LogisticRegression"
+    assert "Put it back" in call_error("erase", fitted.ws, "--request", "r", "--ids", IDS, "--set", other)
 
 
 # Damage, and death

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ssse.verdict import BOUNDS
 from tests.support.sizes import sized
 from tests.support.workspaces import Made, make
 
@@ -81,7 +82,7 @@ def test_a_thousand_requests_are_one(tmp_path, monkeypatch):
     assert found.entries == 2 + 3 * MANY
     once = make(tmp_path / "once", n=N, p=3, c=2, erase__policy="joint")
     everything = [f"s{number}" for number in range(1, MANY + 1)]
-    once.workspace.erase("all", ids=everything, force=True)  # at once they are more than one step is trusted with
+    once.workspace.erase("all", ids=everything, override=BOUNDS)  # at once they are more than one step is trusted with
     assert away(made, once) < 1e-6
     (files, early), (files_later, late) = grown[10], grown[MANY]
     assert files == files_later

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from ssse.cli.app import app
 from ssse.errors import Busy
-from ssse.workspace.record import database
+from ssse.workspace.record import database, image
 from ssse.workspace.record import ledger as ledgers
 from ssse.workspace.record.lock import locked
 from ssse.workspace.workspace import Workspace
@@ -131,19 +131,19 @@ def test_a_reader_that_never_ends_leaves_the_rest_to_the_next_command(path, monk
 
 
 def test_who_reads_after_a_kill_does_not_disturb_who_verifies(path, monkeypatch):
-    """The last reader to leave brings the log into the file; verify copies both, and must not get one of each."""
-    copyfile, read = shutil.copyfile, []
+    """The last reader to leave brings the log into the file; verify reads both, and must not get one of each."""
+    content, read = image._content, []
 
-    def copy(source: Path, target: Path) -> Path:
-        done = copyfile(source, target)
-        if Path(source).name == ledgers.FILE and not read:
-            read.append(len(Workspace(path).log().entries))  # between the file and its log
-        return done
+    def reads(log: Path) -> bytes:
+        found = content(log)
+        if not read:
+            read.append(len(Workspace(path).log().entries))  # between the log and its file
+        return found
 
     command = [sys.executable, "-c", KILLED, str(path)]
     assert subprocess.run(command, cwd=Path(__file__).parents[2]).returncode == -9
     assert (path / database.LOG).stat().st_size
-    monkeypatch.setattr(database.shutil, "copyfile", copy)
+    monkeypatch.setattr(image, "_content", reads)
     found = Workspace(path).verify()
     assert read == [4]
     assert found.ok, found.damages

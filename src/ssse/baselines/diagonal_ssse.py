@@ -12,6 +12,7 @@ from ssse.baselines.update import Updated, diagonal_of
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.erase import erase
 from ssse.problem.losses import LossLike
+from ssse.verdict import BOUNDS
 
 REFERENCE = "Peste et al. 2021, SSSE, with the diagonal Fisher matrix of Golatkar et al. 2020"
 
@@ -38,7 +39,7 @@ def diagonal_ssse(
     """
     started = time.perf_counter()
     held, _ = diagonal_of(curvature, "diagonal_ssse")
-    erasure = erase(model, held, loss_fn, forget, scale=scale, leave_out=leave_out, force=True)
+    erasure = erase(model, held, loss_fn, forget, scale=scale, leave_out=leave_out, override=BOUNDS)
     direction = erasure.direction if held.joint is None else None  # a joint stream counts from its θ*, not from θ
     notes = (*erasure.diagnostics.reasons, *erasure.diagnostics.notes)
     seconds = time.perf_counter() - started

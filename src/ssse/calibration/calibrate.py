@@ -21,6 +21,7 @@ from ssse.evaluation.outputs import Model
 from ssse.evaluation.scan import DEFAULT_SCALES, Scan, as_numbers, check_scales, scan
 from ssse.problem.batches import check_repeatable, count_samples
 from ssse.problem.losses import LossLike
+from ssse.verdict import BOUNDS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -274,7 +275,7 @@ class _Evidence:
         """
         if curvature.damping not in self.steps:
             policy = "rebase" if curvature.joint is None else "joint"
-            how = {"scale": 1e-6, "policy": policy, "force": True, **self.options}
+            how = {"scale": 1e-6, "policy": policy, "override": BOUNDS, **self.options}
             erasure = erase(self.model, curvature, self.loss_fn, self.splits["forgotten"], **how)
             self.steps[curvature.damping] = _Step(self, curvature, erasure.direction, erasure.diagnostics)
         return self.steps[curvature.damping]

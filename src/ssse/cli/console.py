@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-# What a script can tell apart. 0 is done, also where there was nothing to do.
-FAILED, IMPOSSIBLE, REFUSED, DAMAGED, BUSY, STOPPED = 1, 2, 3, 4, 5, 130
+# What a script can tell apart. 0 is done and vouched for, or there was nothing to do.
+FAILED, IMPOSSIBLE, REFUSED, DAMAGED, BUSY, CAUTION, STOPPED = 1, 2, 3, 4, 5, 6, 130
 EXIT_CODES = (
     "Exit codes: 0 done; 1 it failed; 2 what was asked for cannot be done; 3 the request is refused; 4 the workspace "
-    "is damaged; 5 another command is at work (--no-wait); 130 stopped."
+    "is damaged; 5 another command is at work (--no-wait); 6 carried out, or would be, with the verdict caution; 130 "
+    "stopped."
 )
 LONGEST = 2000  # characters of a line that says what is wrong; it may quote what was typed
 
@@ -132,6 +133,10 @@ class Screen:
         """While the work is going on; not part of the result."""
         if self.progress:
             show(text, stderr=True)
+
+    def warn(self, text: str) -> None:
+        """Also with --quiet and --json: a setting that what was measured speaks against."""
+        show(in_one_line(f"Warning: {text}"), stderr=True)
 
     def result(self, plain: Mapping[str, Any]) -> None:
         if self.as_json:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ssse.cli.console import REFUSED, failures_in_one_line, show
+from ssse.cli.console import CAUTION, REFUSED, failures_in_one_line, show
 from ssse.cli.options import Json, Quiet, Verbose
 
 
@@ -41,7 +41,7 @@ def demo(
                 how = ["--quiet"] if silent else ["--verbose"] if verbose else []
                 words = [*demo.arguments(command), *how]
                 code = root.main(words, prog_name="ssse", standalone_mode=False)
-                if code not in (None, 0, REFUSED):
+                if code not in (None, 0, REFUSED, CAUTION):
                     raise typer.Exit(code)
                 show("")
         page = output / "ws" / "report.html"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ssse.cli.console import DAMAGED, Screen, counted, failures_in_one_line, in_one_line
+from ssse.cli.messages import numbers_in_the_ledger
 from ssse.cli.options import (
     STOPPED,
     Forget,
@@ -24,15 +25,13 @@ from ssse.cli.options import (
     open_workspace,
 )
 
-if TYPE_CHECKING:
-    from ssse.workspace.record.ledger import Entry
-
+SECRET = "As secret as the data: with the model that is served, some of these numbers tell whose samples were erased."
 NARROW = 96  # columns of a terminal, below which the ledger is no table
 
 
 def evaluate(
     workspace: Where,
-    test: Annotated[str | None, typer.Option(metavar="DATA", help="Test data; data.test if not given.")] = None,
+    test: Annotated[str | None, typer.Option(metavar="FILE", help="Test data; data.test if not given.")] = None,
     retrained: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="Weights retrained without S; several seeds give the noise floor."),
@@ -54,6 +53,8 @@ def evaluate(
     no_wait: NoWait = False,
 ) -> None:
     """Measure the current model against the original and retrained ones; the table goes into the ledger."""
+    from ssse.evaluation.table import Evaluation
+
     screen = Screen(as_json, quiet, verbose)
     with failures_in_one_line(STOPPED, as_json), screen.alone():
         evaluated = open_workspace(workspace, screen, no_wait).evaluate(
@@ -64,13 +65,18 @@ def evaluate(
             requests=request or [],
             options=given(settings, evaluate__same=same),
         )
-        screen.result(evaluated.to_dict())
-        table = evaluated.table
-        gap = table["erased", "mean_gap"] if retrained else None
+        shown = evaluated.to_dict()
+        screen.result(shown)
+        details = shown["entry"]["details"]
+        table = Evaluation.from_dict(details["table"])
+        gap = table["erased", "mean_gap"] if "mean_gap" in table.cells else None
         near = "" if gap is None else f" Mean accuracy gap to the retrained: {gap:.2f} points."
-        screen.headline(f"Measured on {counted(table.counts['forgotten'], 'erased sample')}.{near}")
-        screen.tell(table, markup=True)
-        for note in evaluated.entry.details["notes"]:
+        k = table.counts["forgotten"]
+        screen.headline(f"Measured on {counted(k, 'erased sample')}.{near}")
+        if table.measures:
+            screen.tell(table, markup=True)
+        numbers_in_the_ledger(screen, workspace, k)
+        for note in details["notes"]:
             screen.tell(f"  note: {note}")
 
 
@@ -98,32 +104,46 @@ def report(
 def log(
     workspace: Where,
     request: Annotated[str | None, typer.Option(metavar="ID", help="Only what belongs to this one, in full.")] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="With all numbers. As secret as the data: some tell whose samples they are.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """The ledger, entry by entry."""
+    """The ledger, entry by entry, as far as it may be shown; --exact: all of it."""
     screen = Screen(as_json, quiet, verbose)
     with failures_in_one_line(STOPPED, as_json), screen.alone():
         shown = open_workspace(workspace, screen).log(request)
-        entries, plain = shown.entries, shown.to_dict()
+        plain = {"secret": SECRET, **shown.exact()} if exact else shown.to_dict()
+        entries: list[dict[str, Any]] = plain["entries"]
         screen.result(plain)
         if not (quiet or as_json):
             screen.tell(_log_table(entries))
-        if request is not None or verbose:
-            for entry, body in zip(entries, plain["entries"], strict=True):
-                screen.tell(f"Entry {entry.seq}, {entry.kind}, {entry.time}, {entry.hash}")
-                screen.tell(json.dumps(body["details"], indent=1, ensure_ascii=False))
+        if request is not None or verbose or exact:
+            for entry in entries:
+                screen.tell(f"Entry {entry['seq']}, {entry['kind']}, {entry['time']}, {entry['hash']}")
+                screen.tell(json.dumps(entry["details"], indent=1, ensure_ascii=False))
+        if exact:
+            screen.tell(SECRET)
         for waiting in shown.pending:
             screen.tell(f"Request '{waiting}' was received and is not finished; the same command finishes it.")
+        if shown.held:
+            names = ", ".join(f"'{name}'" for name in shown.held)
+            screen.tell(f"Carried out and waiting for `ssse confirm` or `ssse revert`: {names}.")
+        own = [entry["details"].get("seconds") or 0.0 for entry in entries if entry["details"].get("because")]
+        if own:
+            screen.tell(f"{counted(len(own), 'fit')} that nobody asked for (erase.refit), {sum(own):.1f} s in all.")
         number = f"{len(entries):,} {'entry' if len(entries) == 1 else 'entries'}"
         screen.headline(f"{number}; head {shown.head}")
 
 
-def _log_table(entries: list[Entry]) -> Any:
+def _log_table(entries: list[dict[str, Any]]) -> Any:
     from rich import box
     from rich.console import Console
     from rich.table import Table
+
+    from ssse.workspace.record.describe import describe
 
     if Console().width < NARROW:
         return _log_lines(entries)
@@ -131,29 +151,25 @@ def _log_table(entries: list[Entry]) -> Any:
     for title in ("entry", "time, UTC", "what", "request", "about", "hash"):
         lines.add_column(title, no_wrap=title not in ("request", "about"), overflow="fold")
     for entry in entries:
-        time, said = entry.time[:16].replace("T", " "), _line(entry)
-        lines.add_row(str(entry.seq), time, entry.kind, entry.request or "", said, entry.hash[:8])
+        time, said = entry["time"][:16].replace("T", " "), describe(entry["kind"], entry["details"])
+        lines.add_row(str(entry["seq"]), time, entry["kind"], entry["request"] or "", said, entry["hash"][:8])
     return lines
 
 
-def _log_lines(entries: list[Entry]) -> Any:
+def _log_lines(entries: list[dict[str, Any]]) -> Any:
     """Where a table would break every word."""
     from rich.table import Table
+
+    from ssse.workspace.record.describe import describe
 
     lines = Table.grid(padding=(0, 2))
     lines.add_column(justify="right", no_wrap=True)
     lines.add_column(overflow="fold")
     for entry in entries:
-        whose = f", request '{entry.request}'" if entry.request else ""
-        lines.add_row(str(entry.seq), f"{entry.time[:16].replace('T', ' ')} {entry.kind}{whose}")
-        lines.add_row("", _line(entry))
+        whose = f", request '{entry['request']}'" if entry["request"] else ""
+        lines.add_row(str(entry["seq"]), f"{entry['time'][:16].replace('T', ' ')} {entry['kind']}{whose}")
+        lines.add_row("", describe(entry["kind"], entry["details"]))
     return lines
-
-
-def _line(entry: Entry) -> str:
-    from ssse.workspace.record.describe import describe
-
-    return describe(entry.kind, entry.details)
 
 
 def verify(
@@ -166,6 +182,11 @@ def verify(
         Path | None,
         typer.Option(metavar="FILE", help="Heads that were published, all of which must be of this ledger."),
     ] = None,
+    recompute: Annotated[
+        str | None,
+        typer.Option(metavar="REQUEST", help="Carry it out again from the kept state before it, and compare."),
+    ] = None,
+    forget: Forget = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -173,8 +194,9 @@ def verify(
 ) -> None:
     """Check every byte of ledger, weights and curvature. Reads only."""
     screen = Screen(as_json, quiet, verbose)
-    with failures_in_one_line("Stopped.", as_json):
-        verification = open_workspace(workspace, screen, no_wait).verify(head, keys=key or [], anchor=anchor)
+    with failures_in_one_line("Stopped.", as_json), screen.alone():
+        opened = open_workspace(workspace, screen, no_wait)
+        verification = opened.verify(head, keys=key or [], anchor=anchor, recompute=recompute, forget=only(forget))
         screen.result(verification.to_dict())
         for name, what in verification.damages:
             screen.headline(in_one_line(f"{name}: {what}"))
@@ -186,6 +208,10 @@ def verify(
             raise typer.Exit(DAMAGED)
         entries = f"{verification.entries:,} {'entry' if verification.entries == 1 else 'entries'}"
         screen.headline(f"All is as it was written: {entries}, {counted(verification.files, 'file')}.")
+        if (replay := verification.recomputed) is not None:
+            rounding = f"to rounding: the replay ends {replay.distance:.2g} of its step away"
+            how = "bit for bit" if replay.same else rounding
+            screen.headline(f"The weights are what erasing '{replay.request}' gives, {how}.")
         screen.detail("\n".join(verification.checked))
         screen.tell(f"head  {verification.head}")  # in one piece, whatever the terminal's width
         if key and anchor is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,8 @@ from ssse.cli.wording import as_settings
 from ssse.verdict import probe_in_words
 
 if TYPE_CHECKING:
+    from ssse.workspace.results import Erased
     from ssse.workspace.settings import Settings
-
-FAR_FROM_THE_MINIMUM = 0.05  # of ‖θ‖; from there on every verdict is caution
 
 
 def created(screen: Screen, workspace: Path, data: str, settings: Settings, seen: dict[str, Any]) -> None:
@@ -69,11 +69,6 @@ def fitted(screen: Screen, workspace: Path, details: dict[str, Any]) -> None:
             next=f"ssse erase {workspace} --request ID --forget FILE",
         )
     )
-    if sklearn and (details["correction"] or 0) > FAR_FROM_THE_MINIMUM:
-        screen.tell(
-            "The estimator is not at the minimum of its objective on this data: every request will correct for that "
-            "too, and none will be vouched for. Was it trained on exactly this data, without sample weights?"
-        )
 
 
 def _module_fitted(details: dict[str, Any]) -> dict[str, Any]:
@@ -117,31 +112,46 @@ def curve(scan: dict[str, Any], chosen: float) -> Any:
     return lines
 
 
+def numbers_in_the_ledger(screen: Screen, workspace: Path, k: int | None, request: str | None = None) -> None:
+    """Where to find what was measured on few samples. `k`: None where it is a sentence whose numbers are left out."""
+    from ssse.workspace.record.published import PUBLIC
+
+    if k is None or k < PUBLIC:
+        which = "What was measured on so few samples" if k is not None else "The numbers (…)"
+        of = "" if request is None else f" --request {shlex.quote(request)}"
+        screen.tell(
+            f"{which} could tell whose they are, and is not shown. It is in the ledger: ssse log "
+            f"{shlex.quote(str(workspace))}{of} --exact"
+        )
+
+
 def erased(screen: Screen, workspace: Path, request: str, details: dict[str, Any], dry_run: bool) -> None:
     from ssse.workspace.record.describe import distance_from_refit
 
     seen = details["diagnostics"]
     done = "Would erase" if dry_run else "Erased"
     of = f"{details['k']:,} of {counted(details['n'], 'sample')} (request '{request}')"
-    forced = ", taken by force" if details["forced"] else ""
-    screen.headline(f"{done} {of}. Verdict: {details['verdict']}{forced}.")
+    broken = f", overriding {', '.join(details['overridden'])}" if details["overridden"] else ""
+    screen.headline(f"{done} {of}. Verdict: {details['verdict']}{broken}.")
     for reason in seen["reasons"]:
         screen.tell(f"  because {as_settings(reason)}")
-    moved = None if seen["relative_step"] is None else f"{seen['relative_step']:.3g} of ‖θ‖"
-    sklearn = details["engine"] == "sklearn"
+    moved, losses = seen.get("relative_step"), (seen.get("loss_before"), seen.get("loss_after"))
+    sklearn, leverage = details["engine"] == "sklearn", seen.get("leverage_max")
     screen.tell(
         facts(
-            step=moved if sklearn else f"ε = {details['scale']:.4g}, λ = {details['damping']:.3g}; {moved}",
+            ε=None if sklearn else f"{details['scale']:.4g}, λ = {details['damping']:.3g}",
+            step=None if moved is None else f"up to {moved:.3g} of ‖θ‖",
             distance_from_a_refit=distance_from_refit(details) if sklearn else None,
-            loss_on_them=None if moved is None else f"{seen['loss_before']:.4g} → {seen['loss_after']:.4g}",
+            loss_on_them=None if None in losses else f"up to {losses[0]:.3g} → up to {losses[1]:.3g}",
             probe=probe_in_words(seen) or None,
-            largest_leverage=None if seen["leverage_max"] is None else f"{seen['leverage_max']:.3g} (below 1)",
+            largest_leverage=None if leverage is None else f"up to {leverage:.3g}",
         )
     )
     if not dry_run:
+        numbers_in_the_ledger(screen, workspace, details["k"], request)
         old, new = (details[moment]["weights"][:12] for moment in ("before", "after"))
-        fate = "kept" if details["old"]["weights"] == "keep" else "shredded"
-        name = next(name for name in details["files"] if not name.startswith("curvature/"))
+        fate = "kept" if details["held"] or details["old"]["weights"] == "keep" else "shredded"
+        name = next(iter(details["files"]))
         screen.tell(facts(before=f"weights {old}, {fate}", now=f"weights {new}"))
         screen.tell(f"The erased model: {workspace}/current/{name}")
         screen.tell("Serve a copy of it: the next request shreds the file.")
@@ -151,3 +161,17 @@ def erased(screen: Screen, workspace: Path, request: str, details: dict[str, Any
         screen.tell(f"The curvature was dropped: rows of mini-batches cannot be separated. Next: ssse fit {workspace}")
     if dry_run:
         screen.tell("Nothing was written.")
+
+
+def held(screen: Screen, workspace: Path, erased: Erased, dry_run: bool) -> None:
+    """What is kept until somebody has looked, and how to say so."""
+    if not erased.details["held"]:
+        return
+    for why in erased.details["why_held"]:
+        screen.tell(f"{'Would wait' if dry_run else 'Waits'} for confirmation: {as_settings(why)}")
+    if not dry_run:
+        first = erased.held[0]
+        since = "" if len(erased.held) == 1 else f" '{first}', the first of {len(erased.held)} that wait"
+        screen.tell(f"The model from before{since or ' it'} is kept, with all that was to be forgotten.")
+        screen.tell(f"To go on with the new one: ssse confirm {workspace}")
+        screen.tell(f"To go back to the old one: ssse revert {workspace}")

@@ -29,7 +29,7 @@ NoWait = Annotated[
 ]
 # Lists, so that what is given twice is seen: a part of a request that got lost would pass for forgotten.
 Forget = Annotated[
-    list[str] | None, typer.Option("--forget", metavar="DATA", help="The samples, as they were in the training data.")
+    list[str] | None, typer.Option("--forget", metavar="FILE", help="The samples, as they were in the training data.")
 ]
 Ids = Annotated[
     list[str] | None, typer.Option("--ids", metavar="ID,ID,...", help="Their ids; @FILE: one a line in a file.")

@@ -62,11 +62,14 @@ def prove(
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    no_wait: NoWait = False,
 ) -> None:
     """Write a proof that `ssse check` checks without the workspace: of a request, of an entry, or since a head."""
     screen = Screen(as_json, quiet, verbose)
     with failures_in_one_line(STOPPED, as_json):
-        proved = open_workspace(workspace, screen).prove(request=request, entry=entry, since=since, output=output)
+        proved = open_workspace(workspace, screen, no_wait).prove(
+            request=request, entry=entry, since=since, output=output
+        )
         screen.result(proved.to_dict())
         if output is None and not as_json:
             print(proved.proof.to_json(), end="")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from ssse.cli import messages
-from ssse.cli.console import REFUSED, Screen, counted, facts, failures_in_one_line
+from ssse.cli.console import CAUTION, REFUSED, Screen, counted, facts, failures_in_one_line
 from ssse.cli.options import (
     STOPPED,
     Forget,
@@ -148,11 +148,11 @@ def init(
 
 
 def _seen_from(workspace: Path, data: str) -> str:
-    """A path as the workspace sees it; pkg.module:dataset as it is."""
+    """A path as the workspace sees it; pkg.module:dataset as it is, where no file is called like that."""
     from ssse.intake.importing import is_spec
     from ssse.workspace.settings import relative
 
-    return data if is_spec(data) else relative(data, workspace)
+    return data if is_spec(data) and not Path(data).exists() else relative(data, workspace)
 
 
 def _elsewhere(workspace: Path, path: str | None) -> str | None:
@@ -165,6 +165,10 @@ def _elsewhere(workspace: Path, path: str | None) -> str | None:
 def fit(
     workspace: Where,
     again: Annotated[bool, typer.Option("--again", help="Anew, on the data that remains.")] = False,
+    when_needed: Annotated[
+        bool,
+        typer.Option("--when-needed", help="With --again: only if it spares the requests to come a fit. For cron."),
+    ] = False,
     damping: Damping = None,
     rows: Annotated[Rows | None, typer.Option(help="What the curvature is made of.")] = None,
     structure: Annotated[Structure | None, typer.Option(help="How it is held.")] = None,
@@ -178,9 +182,14 @@ def fit(
     screen = Screen(as_json, quiet, verbose)
     with failures_in_one_line(STOPPED, as_json), screen.alone():
         options = given(settings, fit__damping=damping, fit__rows=rows, fit__structure=structure)
-        fitted = open_workspace(workspace, screen, no_wait).fit(options, again=again)
+        fitted = open_workspace(workspace, screen, no_wait).fit(options, again=again, when_needed=when_needed)
         details = fitted.entry.details
         screen.result(fitted.to_dict())
+        for doubt in details.get("doubts", ()) if fitted.now else ():
+            screen.warn(as_settings(doubt))
+        if not fitted.now and when_needed:
+            screen.headline(f"Fitted on {fitted.entry.time}, and nothing since then calls for a new curvature.")
+            return
         if not fitted.now:
             screen.headline(f"Fitted already, on {fitted.entry.time}; --again fits anew on the data that remains.")
             return
@@ -188,7 +197,8 @@ def fit(
         screen.headline(f"Fitted {what} in {details['seconds']:.1f} s.")
         messages.fitted(screen, workspace, details)
         for note in details["notes"]:
-            screen.tell(f"note: {as_settings(note)}")
+            if note not in details["doubts"]:
+                screen.tell(f"note: {as_settings(note)}")
 
 
 def calibrate(
@@ -197,7 +207,7 @@ def calibrate(
     ids: Ids = None,
     retrained: Annotated[Path | None, typer.Option(metavar="FILE", help="Weights retrained without them.")] = None,
     held_out: Annotated[
-        str | None, typer.Option(metavar="DATA", help="Samples of the same kind, never trained on.")
+        str | None, typer.Option(metavar="FILE", help="Samples of the same kind, never trained on.")
     ] = None,
     whole_class: Annotated[bool | None, typer.Option("--whole-class", help="They are all of their kind.")] = None,
     method: Annotated[Method | None, typer.Option(help="auto: by the strongest evidence given.")] = None,
@@ -222,14 +232,16 @@ def calibrate(
         calibrated = open_workspace(workspace, screen, no_wait).calibrate(
             forget=only(forget), ids=listed(ids), retrained=retrained, held_out=held_out, options=options
         )
-        details = calibrated.entry.details
-        screen.result(calibrated.to_dict())
+        shown = calibrated.to_dict()
+        details = shown["entry"]["details"]
+        screen.result(shown)
         screen.headline(f"ε = {details['scale']:.4g}, λ = {details['damping']:.3g}; stored with the curvature.")
         screen.tell(facts(by=details["method"], because=details["reason"], samples=details["k"]))
-        if details["replaces"]:
-            screen.tell(f"It replaces ε = {details['replaces']['scale']:.4g}, {details['replaces']['source']}.")
+        if calibrated.entry.details["replaces"]:
+            screen.tell("It replaces the ε that was chosen before.")
         if details["curve"]:
             screen.tell(messages.curve(details["curve"], details["scale"]))
+        messages.numbers_in_the_ledger(screen, workspace, details["k"])
 
 
 def erase(
@@ -246,9 +258,14 @@ def erase(
     old_weights: Annotated[Fate | None, typer.Option(help="What becomes of the weights before.")] = None,
     old_curvature: Annotated[Fate | None, typer.Option(help="And of the curvature.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Compute and say all, and change nothing.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also take a step that cannot be right; the ledger says that it was forced.")
-    ] = False,
+    override: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="BOUND",
+            help="Also take a step that breaks this bound: stationarity, share, step, leverage or probe. Repeatable; "
+            "the ledger says which were broken.",
+        ),
+    ] = None,
     settings: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -268,18 +285,23 @@ def erase(
             erase__old_curvature=old_curvature,
         )
         erased = open_workspace(workspace, screen, no_wait).erase(
-            request, forget=only(forget), ids=listed(ids), options=options, dry_run=dry_run, force=force
+            request, forget=only(forget), ids=listed(ids), options=options, dry_run=dry_run, override=override or ()
         )
         screen.result(erased.to_dict())
         if erased.outcome == "repeated":
             screen.headline(erased.reason)
             return
         if erased.outcome == "refused":
-            screen.headline(f"Refused: {as_settings(erased.reason)}")
+            screen.headline(f"Refused: {as_settings(erased.shown_reason)}")
+            if erased.measured and not dry_run:
+                messages.numbers_in_the_ledger(screen, workspace, None, request)
             screen.tell("Nothing was written." if dry_run else "The model is as it was. The refusal is in the ledger.")
             raise typer.Exit(REFUSED)
         for other, count in erased.already.items():
             which = "sample was" if count == 1 else "samples were"
             fate = "would be left out" if dry_run else "left out"
             screen.tell(f"{count:,} {which} erased already, by request '{other}'; {fate}.")
-        messages.erased(screen, workspace, request, erased.details, dry_run)
+        messages.erased(screen, workspace, request, erased.shown_details, dry_run)
+        messages.held(screen, workspace, erased, dry_run)
+        if erased.details["verdict"] != "ok":
+            raise typer.Exit(CAUTION)

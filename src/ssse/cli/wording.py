@@ -7,11 +7,11 @@ import re
 SECTIONS = ("fit", "erase", "calibrate", "evaluate")
 # dtype=torch.float64, policy='joint', rows="empirical", leave_out=False, rank=100, memory_budget=
 ARGUMENT = re.compile(r"""(?<![\w.=(])(?P<name>[a-z_]+)=(?:torch\.)?(?P<quote>["']?)(?P<value>[\w.+-]*\w)?(?P=quote)""")
+OVERRIDE, NAME = re.compile(r'override=\("[^)]*"[,]?\)'), re.compile('"([a-z]+)"')
 CONSTANTS = {"True": "true", "False": "false"}
 PHRASES = {
     "Refine with the data that remains, if it is there.": "ssse.refine, in Python, goes on with what remains.",
-    "or take the step by force and refine with the data that remains.": "or take the step with --force.",
-    "To take the step all the same, force it.": "To take the step all the same: --force.",
+    "Retrain, or override the bound and refine with the data that remains.": "Retrain, or override the bound.",
     "or correct for it (residual).": "or correct for it (--set erase.residual=true).",
 }
 
@@ -31,6 +31,7 @@ def as_settings(text: str) -> str:
             return found[0]
         return f"--set {places[name]}.{name}={CONSTANTS.get(value, value)}"
 
+    text = OVERRIDE.sub(lambda found: " ".join(f"--override {name}" for name in NAME.findall(found[0])), text)
     for words, here in PHRASES.items():
         text = text.replace(words, here)
     return ARGUMENT.sub(setting, text)

@@ -6,7 +6,7 @@ import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,6 @@ from ssse.problem.sample_counts import FEW, Counted
 from ssse.problem.view import ParameterChoice
 from ssse.rows.kinds import RowChoice, RowKind
 from ssse.rows.score_sums import ScoreSums
-from ssse.system.environment import now
 from ssse.system.progress import say
 from ssse.system.store import CURVATURE, read_folder, reading_entries, write_folder
 
@@ -93,7 +92,6 @@ class Curvature:
     decay_estimate: float | None = None  # ŵ as the gradient told it at the fit, where it contradicts w
     repeats: int | None = None  # samples that are the same as another, at most so many now; None: not counted
     group: int = 1024
-    created: str = field(default_factory=now)
 
     @classmethod
     def fit(
@@ -181,7 +179,7 @@ class Curvature:
             weight_decay=weight_decay,
             mean_loss=fitted.loss / fitted.count,
             gradient=gradient,
-            chosen=str(fitted.plan),
+            chosen=fitted.plan.in_words,
             reason=fitted.plan.reason,
             notes=(*((part_note(problem.layout),) if partial else ()), *fitted.notes, *doubt),
             decay_estimate=max(found.value, 0.0) if doubt and found is not None else None,
@@ -266,7 +264,6 @@ class Curvature:
 
     def _manifest(self) -> dict[str, Any]:
         return {
-            "created": self.created,
             "model": asdict(self.fingerprint),
             "linear": None if self.linear is None else asdict(self.linear),
             "loss": self.loss,
@@ -326,7 +323,6 @@ class Curvature:
             decay_estimate=manifest.get("decay_estimate"),
             repeats=manifest.get("repeats"),
             group=manifest["group"],
-            created=manifest["created"],
         )
 
     def __repr__(self) -> str:

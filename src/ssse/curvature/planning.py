@@ -63,10 +63,14 @@ class Plan:
     reason: str = ""
 
     def __str__(self) -> str:
+        return f"{self.in_words}, {human_seconds(self.seconds)}"
+
+    @property
+    def in_words(self) -> str:
+        """The same whenever and wherever the same is planned: without how long it may take here."""
         return (
             f"{self._rows()}, {self._structure()}, {str(self.dtype).removeprefix('torch.')}: "
-            f"{human_bytes(self.fit_bytes)} to fit, {human_bytes(self.stored_bytes)} on disk, "
-            f"{human_seconds(self.seconds)}"
+            f"{human_bytes(self.fit_bytes)} to fit, {human_bytes(self.stored_bytes)} on disk"
         )
 
     def _rows(self) -> str:
@@ -294,10 +298,7 @@ def _reason(task: Task, wanted: Wanted, plan: Plan, passed: list[Plan]) -> str:
     if other.fit_bytes > task.budget:
         return f"{what} needs {human_bytes(other.fit_bytes)}; the memory budget is {human_bytes(task.budget)}"
     most, ask = _most_operations(task, wanted, other), f"rows='{other.kind.name}', structure='{other.structure.kind}'"
-    return (
-        f"{what} takes {other.operations:.1e} operations ({human_seconds(other.seconds)} here), and auto spends "
-        f"{most:.0e} of them; {ask} asks for it"
-    )
+    return f"{what} takes {other.operations:.1e} operations, and auto spends {most:.0e} of them; {ask} asks for it"
 
 
 def forward_operations(problem: Problem, batch: Batch) -> float:

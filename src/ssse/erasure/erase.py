@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from ssse.curvature.fit import bind_data
 from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.matrix_free import MatrixFreeStructure
 from ssse.curvature.structure import LeftOut
+from ssse.erasure.bounds import check_override
 from ssse.erasure.diagnostics import Diagnostics, doubts, judge, notes_on
 from ssse.erasure.health import worsening
 from ssse.erasure.policy import Policy
@@ -183,7 +184,7 @@ def erase(
     policy: Policy = "rebase",
     data: Iterable[Any] | None = None,
     probe: Iterable[Any] | None = None,
-    force: bool = False,
+    override: Collection[str] = (),
 ) -> Erasure:
     """Erase samples from a trained model, from its curvature and those samples alone.
 
@@ -205,9 +206,9 @@ def erase(
         data: the training data, for structure="matrix_free" only; the forgotten samples among it.
         probe: batches of samples that should keep working, such as held-out ones of the classes that stay. They are
             looked at under both models, and a step that ruins them is refused.
-        force: take a step also where it is refused because it cannot be right; the verdict is then "caution", with
-            the reasons of the refusal first. Where there is no step to take (NaN, samples that were never there) it
-            stays refused.
+        override: bounds (`ssse.BOUNDS`) that are not to refuse the step; a refusal says which it breaks. The verdict is
+            then "caution", with the reasons of the refusal first. Overriding one bound does not override another, and
+            where there is no step to take (NaN, samples that were never there) it stays refused.
 
     Raises:
         Refused: the step must not be applied; carries the diagnostics. Nothing is changed.
@@ -217,7 +218,8 @@ def erase(
     check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
     erasure = erase_from(
         matching_view(model, curvature), curvature, loss_fn, forget,
-        scale=scale, leave_out=leave_out, residual=residual, policy=policy, data=data, probe=probe, force=force,
+        scale=scale, leave_out=leave_out, residual=residual, policy=policy, data=data, probe=probe,
+        override=override,
     )  # fmt: skip
     return replace(erasure, diagnostics=replace(erasure.diagnostics, seconds=time.perf_counter() - started))
 
@@ -234,10 +236,11 @@ def erase_from(
     policy: Policy = "rebase",
     data: Iterable[Any] | None = None,
     probe: Iterable[Any] | None = None,
-    force: bool = False,
+    override: Collection[str] = (),
 ) -> Erasure:
     """`erase`, of a model that `matching_view` found to be the curvature's: it is not hashed again."""
     started = time.perf_counter()
+    overridden = check_override(override)
     scale = check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
     problem, samples = read_matching(view, curvature, loss_fn, forget)
     request = _Request(_at_origin(problem, curvature), curvature, samples)
@@ -310,14 +313,16 @@ def erase_from(
         diagnostics = replace(diagnostics, **health.numbers())
         if not health.finite:
             raise Refused(diagnostics.refused("The erased model's loss on the probe is NaN or infinite."))
-    refusal, advice = refusal_of(diagnostics, curvature, health)
-    if refusal and not force:
-        raise Refused(diagnostics.refused(*refusal, *advice))
+    broken, advice = refusal_of(diagnostics, curvature, health)
+    if broken.keys() - overridden:
+        raise Refused(diagnostics.breaking(broken).refused(*broken.values(), *advice))
     reasons = judge(diagnostics) + doubts(diagnostics, curvature) + ([] if solved.converged else [f"{solved.note}."])
-    reasons += [] if health is None or refusal else worsening(health)
-    diagnostics = diagnostics.judged(reasons)
-    if refusal:
-        diagnostics = diagnostics.taken_by_force(refusal)
+    worse = [] if health is None else worsening(health)
+    diagnostics = diagnostics.judged(reasons + ([] if "probe" in broken else worse))
+    if health is not None:
+        diagnostics = replace(diagnostics, probe_worse=bool(worse) or "probe" in broken)
+    if broken:
+        diagnostics = diagnostics.overriding(broken)
     after = _curvature_after(curvature, erased_problem, samples.count, removed, origin, leave_out, policy)
     doubted = curvature.doubted or diagnostics.verdict != "ok"
     after = replace(after, doubted=doubted, **_scores_after(curvature, remaining, trust, policy))

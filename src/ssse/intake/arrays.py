@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,9 +12,12 @@ from torch import Tensor
 
 from ssse.errors import InvalidData
 from ssse.intake.messages import listing, reading, unreadable
-from ssse.intake.npy import NPY, ZIP, refuse_objects, starts_with
+from ssse.intake.npy import NPY, ZIP, claimed_bytes, starts_with
+from ssse.intake.unfolding import check_claim, check_parts
 
 NPZ = "an npz file"
+UNPACKED = "Save it uncompressed, with numpy.savez."
+PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 Wanted = Callable[[Sequence[str]], Sequence[str]]  # the keys of a file → those to read; the others may be anything
 
 
@@ -21,7 +25,7 @@ def read_npz(path: Path, wanted: Wanted) -> dict[str, np.ndarray]:
     """Read into memory, as a zip file cannot be mapped.
 
     Raises:
-        InvalidData: damaged, not an npz file, or one of Python objects.
+        InvalidData: damaged, not an npz file, one of Python objects, or one that unfolds to far more than its size.
     """
     with reading(path, NPZ), open(path, "rb") as handle:  # opened here: numpy leaves a damaged one open
         if starts_with(handle, NPY):
@@ -36,9 +40,10 @@ def read_npz(path: Path, wanted: Wanted) -> dict[str, np.ndarray]:
                 raise InvalidData(f"'{path}' holds {listing(sorted(doubled))} more than once. Write it again.")
             keys = wanted(stored.files)
             members = set(stored.zip.namelist())
-            for key in keys:
-                with stored.zip.open(key if key in members else f"{key}.npy") as member:
-                    refuse_objects(member, path, NPZ)
+            parts = [stored.zip.getinfo(key if key in members else f"{key}.npy") for key in keys]
+            if any(part.compress_type not in PACKED for part in parts):
+                raise unreadable(path, NPZ, "it is packed as numpy never does")
+            check_parts(path, stored.zip, parts, NPZ, UNPACKED)
             arrays = {key: stored[key] for key in keys}
     for key, array in arrays.items():
         if not isinstance(array, np.ndarray):
@@ -54,7 +59,8 @@ def read_npy_folder(folder: Path, wanted: Wanted) -> dict[str, np.ndarray]:
     arrays = {}
     for key in wanted(list(files)):
         with open(files[key], "rb") as opened:  # who may not read it is told so, not that the file is damaged
-            refuse_objects(opened, files[key], "an npy file")
+            claimed = claimed_bytes(opened, files[key], "an npy file")
+        check_claim(files[key], files[key].name, claimed, files[key].stat().st_size, "an npy file")
         with reading(files[key], "an npy file"):
             arrays[key] = np.lib.format.open_memmap(files[key], mode="c")  # refuses everything that needs pickle
     return arrays

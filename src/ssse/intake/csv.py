@@ -18,6 +18,7 @@ from torch import Tensor
 from ssse.errors import InvalidData
 from ssse.intake.columns import Columns, Keys, Locate, choose_columns
 from ssse.intake.messages import cause, listing
+from ssse.intake.unfolding import text_array
 
 LINES_AT_A_TIME = 4096
 WHOLE = re.compile(r"[+-]?[0-9]+")
@@ -72,8 +73,8 @@ def read_csv(path: Path, columns: Columns, dtype: torch.dtype) -> Table:
     def locate(sample: int) -> str:
         return f"line {numbers[sample]}"
 
-    known = np.array(labels) if columns.classes else _numbers(labels, keys.labels, path, locate)
-    return Table(keys, torch.cat(held), known, np.array(ids) if identity is not None else None, locate)
+    known = text_array(labels, path) if columns.classes else _numbers(labels, keys.labels, path, locate)
+    return Table(keys, torch.cat(held), known, text_array(ids, path) if identity is not None else None, locate)
 
 
 def _lines(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 import sys
 from collections.abc import Iterator
@@ -26,26 +27,27 @@ def is_spec(text: str) -> bool:
 
 @contextmanager
 def searching(folder: Path | None) -> Iterator[None]:
-    """The folder comes first where modules are looked for."""
+    """The folder comes last where modules are looked for: no file in it can take the place of an installed module."""
     if folder is None:
         yield
         return
     entry = str(folder.resolve())
-    sys.path.insert(0, entry)
+    sys.path.append(entry)
     try:
         yield
     finally:
         if entry in sys.path:  # the user's module may have changed it as well
-            sys.path.remove(entry)
+            del sys.path[len(sys.path) - 1 - sys.path[::-1].index(entry)]  # the last: it may have been there before us
 
 
 def import_object(spec: str, search: Path | None, what: str) -> Any:
     """The object that `pkg.module:name` names.
 
     Args:
-        search: a folder to look in before the installed packages. what: the word for messages, as "model".
+        search: a folder to look in after the installed packages. what: the word for messages, as "model".
     Raises:
-        InvalidSetting: not of that form, no such module or name, or the import itself raised.
+        InvalidSetting: not of that form, no such module or name, one in the folder that has the name of an installed
+            one, or the import itself raised.
     """
     match = SPEC.fullmatch(spec)
     if match is None:
@@ -69,6 +71,7 @@ def _import(name: str, search: Path | None, label: str) -> ModuleType:
     folder = None if search is None else search.resolve()
     if folder is not None:
         _forget_other_folders(folder)
+        _refuse_hidden(name, folder, label)
     before = set(sys.modules)
     importlib.invalidate_caches()  # the file may have been written a moment ago
     try:
@@ -79,7 +82,7 @@ def _import(name: str, search: Path | None, label: str) -> ModuleType:
             raise InvalidSetting(
                 f"{label}: importing '{name}' raised {cause(error)}. Install what it needs beside ssse ({sys.prefix})."
             ) from error
-        places = "the installed packages" if folder is None else f"'{folder}' and the installed packages"
+        places = "the installed packages" if folder is None else f"the installed packages and '{folder}'"
         near = [] if folder is None or not folder.is_dir() else [p.stem for p in folder.iterdir() if _importable(p)]
         raise InvalidSetting(
             f"{label}: there is no module '{error.name}' in {places}.{did_you_mean(error.name, sorted(near))}"
@@ -99,6 +102,24 @@ def _forget_other_folders(folder: Path) -> None:
     for name in [name for name, home in _imported_from.items() if home != folder]:
         sys.modules.pop(name, None)
         del _imported_from[name]
+
+
+def _refuse_hidden(name: str, folder: Path, label: str) -> None:
+    """The user means the module in the folder, and Python finds an installed one first."""
+    first = name.split(".")[0]
+    own = next((path for path in (folder / f"{first}.py", folder / first / "__init__.py") if path.is_file()), None)
+    if own is None:
+        return
+    try:
+        found = importlib.util.find_spec(first)
+    except (ImportError, ValueError):  # a module that was made by hand
+        return
+    if found is None or (found.has_location and found.origin is not None and Path(found.origin).resolve() == own):
+        return
+    raise InvalidSetting(
+        f"{label}: '{first}' is also an installed module ({found.origin or 'a package'}), and installed modules come "
+        f"first. Rename '{own}'."
+    )
 
 
 def _note_modules_of(folder: Path, before: set[str]) -> None:

@@ -1,8 +1,12 @@
-"""The start of npy and zip files, looked at before numpy reads them: what needs unpickling is refused by its dtype."""
+"""The start of npy and zip files, looked at before numpy reads them: what needs unpickling is refused by its dtype.
+
+And how much room an array would take is known before anybody makes it.
+"""
 
 from __future__ import annotations
 
 import ast
+import math
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,23 +27,31 @@ def starts_with(opened: IO[bytes], *signs: bytes) -> bool:
     return start.startswith(signs)
 
 
-def refuse_objects(opened: IO[bytes], path: Path, kind: str) -> None:
-    """Raises: InvalidData: by its header this npy file holds Python objects. What is damaged is for numpy to find."""
+def claimed_bytes(opened: IO[bytes], path: Path, kind: str) -> int:
+    """How large the array is that the header of an npy file describes; 0 where it is none.
+
+    Raises:
+        InvalidData: it holds Python objects. What is damaged is for numpy to find.
+    """
     try:
-        dtype = _dtype(opened)
+        found = _header(opened)
     except Exception:  # a damaged header makes zipfile, struct, ast and numpy raise nearly anything
-        return
-    if dtype is not None and dtype.hasobject:
+        return 0
+    if found is None:
+        return 0
+    dtype, shape = found
+    if dtype.hasobject:
         raise InvalidData(
             f"'{path}' cannot be read as {kind}: it holds Python objects. They are never unpickled; save arrays of "
             "numbers, and of texts with dtype=str."
         )
+    return math.prod(shape) * max(1, dtype.itemsize)
 
 
-def _dtype(opened: IO[bytes]) -> np.dtype[Any] | None:
+def _header(opened: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
     if opened.read(len(NPY)) != NPY:
         return None
     major = opened.read(2)[0]
     length = min(int.from_bytes(opened.read(LENGTHS[major]), "little"), LONGEST)
     header = ast.literal_eval(opened.read(length).decode("utf-8" if major == 3 else "latin-1"))
-    return np.lib.format.descr_to_dtype(header["descr"])
+    return np.lib.format.descr_to_dtype(header["descr"]), tuple(map(int, header["shape"]))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssse.errors import InvalidData, InvalidSetting
+from ssse.errors import InvalidData, InvalidRequest, InvalidSetting
 from ssse.intake.messages import did_you_mean, listing
 from ssse.problem.batches import Batch, Inputs
 
@@ -68,13 +68,13 @@ class Source(ABC):
             )
         doubled = [name for name, count in Counter(ids).items() if count > 1]
         if doubled:
-            raise InvalidData(
+            raise InvalidRequest(
                 f"The request names {listing(doubled, SHOWN_IDS)} more than once; name every sample once."
             )
         unknown = [name for name in ids if name not in self._place]
         if unknown:
             hint = did_you_mean(unknown[0], self.ids.tolist()) if len(unknown) == 1 else ""
-            raise InvalidData(f"'{self.name}' has no sample with the id {listing(unknown, SHOWN_IDS)}.{hint}")
+            raise InvalidRequest(f"'{self.name}' has no sample with the id {listing(unknown, SHOWN_IDS)}.{hint}")
         return np.array([self._place[name] for name in ids], dtype=np.int64)
 
     @abstractmethod

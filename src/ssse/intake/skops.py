@@ -12,13 +12,12 @@ from typing import Any
 
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.intake.messages import listing, reading
-from ssse.intake.npy import refuse_objects
-from ssse.system.files import sync
-from ssse.system.memory import human_bytes
+from ssse.intake.unfolding import check_parts
+from ssse.system.files import open_to_owner, sync
 
 SKOPS = "a skops file"
 SCHEMA = "schema.json"
-LEAST, RATIO = 1 << 26, 100  # a file unfolds to 64 MiB, or to a hundred times its size, at most
+AGAIN = "Save the model again with skops.io.dump."
 CONSTANTS = ("JsonNode", "TypeNode")  # whether two of them are one object depends on the interpreter
 
 
@@ -30,7 +29,8 @@ def read_skops(path: Path) -> Any:
     """
     skops = _skops()
     with reading(path, SKOPS):
-        _check_parts(path)
+        with zipfile.ZipFile(path) as packed:
+            check_parts(path, packed, packed.infolist(), SKOPS, AGAIN)
         untrusted = skops.get_untrusted_types(file=path)
         if untrusted:
             raise InvalidData(
@@ -51,6 +51,7 @@ def write_skops(path: Path, model: Any) -> None:
         for old, new in names.items():
             out.writestr(zipfile.ZipInfo(new), packed.read(old))
         out.writestr(zipfile.ZipInfo(SCHEMA), json.dumps(schema, indent=1))
+    open_to_owner(path)
     sync(path)
 
 
@@ -77,21 +78,6 @@ def _renamed(schema: Any, files: set[str]) -> dict[str, str]:
 
     walk(schema)
     return names
-
-
-def _check_parts(path: Path) -> None:
-    """Zip files can unfold to anything; a reader takes no more of a part than its header says. No part is a pickle."""
-    with zipfile.ZipFile(path) as packed:
-        whole = sum(part.file_size for part in packed.infolist())
-        for part in packed.infolist():
-            with packed.open(part) as opened:
-                refuse_objects(opened, path, SKOPS)
-    there = path.stat().st_size
-    if whole > max(LEAST, RATIO * there):
-        raise InvalidData(
-            f"'{path}' would unfold from {human_bytes(there)} to {human_bytes(whole)}, which no model of numbers does. "
-            "Save the model again with skops.io.dump."
-        )
 
 
 def _skops() -> ModuleType:

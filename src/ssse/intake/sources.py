@@ -39,6 +39,7 @@ def open_source(
     dtype: torch.dtype | None = None,
     in_tables: torch.dtype = torch.float32,
     search: Path | None = None,
+    files_alone: bool = False,
 ) -> Source:
     """Open data, check its parts against each other, and read no more of it than that needs.
 
@@ -46,12 +47,17 @@ def open_source(
     for tables, whose inputs are always floats (of `in_tables` if no dtype is given).
 
     Args:
-        where: a path, relative to `folder`, or pkg.module:name, looked for in `search` first.
+        where: a path, relative to `folder`, or pkg.module:name, looked for among the installed modules and in `search`.
+        files_alone: it is a path, whatever it looks like, and nothing is imported.
     Raises:
         InvalidData: missing, damaged, or of parts that do not belong together. InvalidSetting: it cannot be imported,
         or pyarrow is missing. Nothing in a file is ever unpickled.
     """
     if is_spec(where) and not (folder / where).exists():
+        if files_alone:
+            raise InvalidData(
+                f"'{where}' is not a file; the samples of a command are read from files, never from code."
+            )
         data = import_data(where, search)
         arrays = arrays_in(data, where)
         if arrays is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from torch import Tensor
 from ssse.errors import InvalidData
 from ssse.intake.arrays import read_safetensors
 from ssse.intake.messages import listing, reading, require_file
-from ssse.system.files import sync
+from ssse.intake.npy import ZIP, starts_with
+from ssse.intake.unfolding import refuse_unfolding
+from ssse.system.files import open_to_owner, sync
 
 SAFETENSORS = ".safetensors"
+TORCH = "a file of torch.save"
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")
 INSIDE = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights in a checkpoint
 REPAIR = "Save the weights alone: safetensors.torch.save_file(model.state_dict(), path)."
@@ -53,7 +57,11 @@ def _is_safetensors(path: Path) -> bool:
 
 
 def _unpickle_tensors(path: Path) -> Any:
-    with open(path, "rb") as handle, reading(path, "a file of torch.save"):
+    with open(path, "rb") as handle, reading(path, TORCH):
+        if starts_with(handle, *ZIP):
+            with zipfile.ZipFile(handle) as packed:
+                refuse_unfolding(path, sum(part.file_size for part in packed.infolist()), REPAIR)
+            handle.seek(0)
         try:
             return torch.load(handle, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
@@ -78,12 +86,15 @@ def _named_tensors(stored: Any, path: Path) -> dict[str, Tensor]:
             )
         if value.layout != torch.strided or value.is_quantized or value.is_meta:
             raise InvalidData(f"'{path}': {name!r} is sparse, quantised or without values. Save it as a plain tensor.")
+    # A view can repeat a few numbers without end.
+    refuse_unfolding(path, sum(value.numel() * value.element_size() for value in weights.values()), REPAIR)
     return {name: value.detach() for name, value in weights.items()}
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     """The same bytes for the same tensors; on the disk when this returns, but not atomic: write into a fresh folder."""
     save_file(without_shared_memory(weights), path)
+    open_to_owner(path)
     sync(path)
 
 

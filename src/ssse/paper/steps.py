@@ -7,5 +7,6 @@ from functools import partial
 
 from ssse.erasure.erase import Erasure
 from ssse.erasure.erase import erase as erase_or_refuse
+from ssse.verdict import BOUNDS
 
-erase: Callable[..., Erasure] = partial(erase_or_refuse, force=True)
+erase: Callable[..., Erasure] = partial(erase_or_refuse, override=BOUNDS)

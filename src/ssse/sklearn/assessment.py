@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from ssse.sklearn.measures import StepMeasures
-from ssse.sklearn.outcome import Outcome, notes_on, reasons_for_caution
+from ssse.sklearn.outcome import TOO_FAR, Outcome, notes_on, reasons_for_caution
 from ssse.sklearn.sums import TrainingSums
+from ssse.verdict import Bound, too_many_at_once
 
 SAME_AFTER_REFINING = (
     "k",
@@ -106,8 +107,17 @@ def refuse_step(policy: str, sums: TrainingSums, k: int, why: str) -> Outcome:
     return refuse_request(policy, sums, k, reason)
 
 
-def refuse_request(policy: str, sums: TrainingSums, k: int, reason: str) -> Outcome:
-    return Outcome(k=k, n=sums.samples, erased=sums.erased, policy=policy).refused(reason)
+def refuse_request(policy: str, sums: TrainingSums, k: int, *reasons: str) -> Outcome:
+    return Outcome(k=k, n=sums.samples, erased=sums.erased, policy=policy).refused(*reasons)
+
+
+def broken_bounds(sums: TrainingSums, k: int) -> dict[Bound, str]:
+    """Those that can be told before the step, with the reasons."""
+    found: dict[Bound, str] = {
+        "stationarity": TOO_FAR_AWAY.format(sums.correction) if sums.correction > TOO_FAR else "",
+        "share": too_many_at_once(k, sums.samples),
+    }
+    return {bound: reason for bound, reason in found.items() if reason}
 
 
 def distance_between(old: TrainingSums, new: TrainingSums) -> float | None:

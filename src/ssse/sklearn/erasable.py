@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -38,13 +38,18 @@ class ErasableLogisticRegression(LogisticRegression):
         self._take_over(Eraser(self).fit(X, y, sample_weight))
         return self
 
-    def erase(self, X: Any, y: Any, sample_weight: Any = None) -> ErasableLogisticRegression:
+    def erase(
+        self, X: Any, y: Any, sample_weight: Any = None, *, override: Collection[str] = ()
+    ) -> ErasableLogisticRegression:
         """Take these samples out of the model, in place; they must be given exactly as they were fitted.
+
+        Args:
+            override: as of `Eraser.erase`.
 
         Raises:
             Refused: they cannot have been in the training data. The model is then as it was.
         """
-        return self._change(lambda eraser: eraser.erase(X, y, sample_weight))
+        return self._change(lambda eraser: eraser.erase(X, y, sample_weight, override=override))
 
     def refine(
         self, X: Any, y: Any, sample_weight: Any = None, *, steps: int = 5, curvature: bool = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +14,16 @@ from scipy import sparse
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
 
+from ssse.erasure.bounds import check_override
 from ssse.erasure.policy import Policy, check_policy
 from ssse.errors import InvalidData, InvalidSetting, ModelMismatch, NotPositiveDefinite, PrecisionLost, Refused
 from ssse.sklearn.adapters import ClassCounts, ErasureRequest
 from ssse.sklearn.assessment import (
     SHORT_SWING,
-    TOO_FAR_AWAY,
     TOO_LONG,
     assess_refined,
     assess_step,
+    broken_bounds,
     distance_between,
     refuse_request,
     refuse_step,
@@ -112,14 +114,20 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         self.in_parts_ = True
         return self
 
-    def erase(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+    def erase(self, X: Any, y: Any, sample_weight: Any = None, *, override: Collection[str] = ()) -> Any:
         """A new fitted estimator without these samples, given exactly as they were fitted.
+
+        Args:
+            override: bounds (`ssse.BOUNDS`) that are not to refuse the step: "share", more of the samples at once than
+                one step is for; "stationarity", an estimator far from its minimum. A step that is too long stays
+                refused, or is shortened.
 
         Raises:
             Refused: the samples cannot have been in the training data, or the rest does not determine a model.
             Nothing is changed then, nor by any other error.
         """
         started = time.perf_counter()
+        overridden = check_override(override)
         sums = self._finished_sums()
         transformers, composition = self._current_composition()
         x, columns, weights = self._read(transformers, composition, X, y, sample_weight)
@@ -129,8 +137,10 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
             for before, adapter, codes in zip(sums.class_counts, composition.adapters, columns, strict=True)
         ]
         check_counts(composition, sums, after, len(weights))
-        if sums.correction > TOO_FAR:
-            raise Refused(refuse_request(self.policy, sums, len(weights), TOO_FAR_AWAY.format(sums.correction)))
+        broken = broken_bounds(sums, len(weights))
+        refusal = refuse_request(self.policy, sums, len(weights), *broken.values()).breaking(broken)
+        if "stationarity" in broken and "stationarity" not in overridden:
+            raise Refused(refusal)
         design = sums.coordinates.design(x)
         if why := too_long(sums, design):
             raise Refused(refuse_request(self.policy, sums, len(weights), why))
@@ -146,6 +156,8 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
             raise Refused(
                 refuse_request(self.policy, sums, len(weights), TOO_LONG.format(whole_step / max(size, 1e-300)))
             )
+        if broken.keys() - overridden:  # after what no override takes, which says more
+            raise Refused(refusal)
         outcome = assess_step(
             self.policy, sums, new, moved, new.distance + lost, measures, transformers is not None, doubted=sums.doubted
         )
@@ -153,6 +165,9 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         if moved is not None:
             losses = mean_losses(sums, new, composition, design, columns, weights)
             outcome = replace(outcome, loss_before=losses[0], loss_after=losses[1])
+        if broken:
+            outcome = outcome.overriding(broken)
+            new = replace(new, doubted=True)
         outcome = replace(outcome, seconds=time.perf_counter() - started)
         self._set(whole, new, outcome)
         return copy.deepcopy(whole)  # what its owner does to it must not change what the next request starts from

@@ -1,7 +1,8 @@
 """A folder of safetensors and one JSON manifest: written whole or not at all, checked when read.
 
-What every such folder says of itself is written and read here: its format, its kind, the versions of the libraries and
-the time. The rest of the manifest belongs to what is stored.
+What every such folder says of itself is written and read here: its format, its kind, and the versions of the libraries.
+The rest of the manifest belongs to what is stored. No time is in it, nor how long anything took: the same content has
+the same bytes, so that its digest can be computed again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import Tensor
 from ssse.errors import BrokenArtefact
 from ssse.system import files
 from ssse.system.digests import digest_json, digest_tensor
-from ssse.system.environment import now, versions
+from ssse.system.environment import versions
 from ssse.system.version import __version__
 
 FORMAT_VERSION = 1
@@ -71,7 +72,7 @@ def write_folder(
             save_file({key: value.detach().cpu().contiguous() for key, value in group.items()}, temporary / name)
         digests = _digests({name: {k: v for k, v in group.items()} for name, group in parts.items()})
         forms = {key: _form(value) for key, value in tensors.items()}
-        about = {"format": FORMAT_VERSION, "kind": kind.name, "library": versions(), "written": now()}
+        about = {"format": FORMAT_VERSION, "kind": kind.name, "library": versions()}
         body = {**about, **manifest, "tensors": digests, "forms": forms}
         body["digest"] = _digest_manifest(body)
         (temporary / MANIFEST).write_text(json.dumps(body, indent=1, ensure_ascii=False), encoding="utf-8")

@@ -6,13 +6,13 @@ Nothing here imports torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ssse.workspace.proof.proofs import Proof
 from ssse.workspace.record.ledger import Entry
-from ssse.workspace.record.published import published
+from ssse.workspace.record.published import exact, published, published_details, published_reason
 
 if TYPE_CHECKING:
     from ssse.evaluation.table import Evaluation
@@ -25,7 +25,7 @@ class CommandResult(ABC):
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """As JSON can hold it, and as it may be shown: no number that tells whose samples a request erased."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Fitted(CommandResult):
     now: bool
 
     def to_dict(self) -> dict[str, Any]:
-        return {"fitted": self.now, "entry": self.entry.to_dict()}
+        return {"fitted": self.now, "entry": published(self.entry)}
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Calibrated(CommandResult):
     entry: Entry
 
     def to_dict(self) -> dict[str, Any]:
-        return {"entry": self.entry.to_dict()}
+        return {"entry": published(self.entry)}
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,12 @@ class Erased(CommandResult):
     Attributes:
         outcome: "erased", "refused", "repeated" (the id was answered before; nothing was done) or "tried" (a dry run).
         entries: those of the ledger that belong to it; of a repeated one, those from then.
-        reason: of a refusal or a repetition. details: what the entry "erased" says, or would say.
+        reason: of a refusal or a repetition. measured: whether the reason comes from a step on the samples, and so may
+            hold numbers that are not shown.
+        details: what the entry "erased" says, or would say: exact, and as secret as the data.
         already: how many of its samples were erased before, by the request that did it.
+        held: requests that wait for `confirm` or `revert`, this one perhaps among them; the model from before the first
+            of them is kept.
     """
 
     request: str
@@ -64,16 +68,39 @@ class Erased(CommandResult):
     reason: str = ""
     details: dict[str, Any] = field(default_factory=dict)
     already: dict[str, int] = field(default_factory=dict)
+    held: list[str] = field(default_factory=list)
+    measured: bool = False
+
+    @property
+    def shown_reason(self) -> str:
+        return published_reason(self.reason, self.measured)
+
+    @property
+    def shown_details(self) -> dict[str, Any]:
+        """Of `details` what may be shown."""
+        return published_details("erased", self.details) if self.details else {}
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "request": self.request,
             "outcome": self.outcome,
-            "reason": self.reason,
+            "reason": self.shown_reason,
             "already": self.already,
-            "details": self.details,
-            "entries": [entry.to_dict() for entry in self.entries],
+            "held": self.held,
+            "details": self.shown_details,
+            "entries": [published(entry) for entry in self.entries],
         }
+
+
+@dataclass(frozen=True)
+class Settled(CommandResult):
+    """`entry`: "confirmed" or "reverted"; None where nothing waited. `requests`: those that did."""
+
+    entry: Entry | None
+    requests: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"requests": self.requests, "entry": None if self.entry is None else published(self.entry)}
 
 
 @dataclass(frozen=True)
@@ -83,7 +110,7 @@ class Evaluated(CommandResult):
 
     def to_dict(self) -> dict[str, Any]:
         """The entry has the table."""
-        return {"entry": self.entry.to_dict()}
+        return {"entry": published(self.entry)}
 
 
 @dataclass(frozen=True)
@@ -96,18 +123,25 @@ class Reported(CommandResult):
 
 @dataclass(frozen=True)
 class Log(CommandResult):
-    """`head`: the hash of the newest entry. `pending`: requests that were received and are not finished."""
+    """`head`: the hash of the newest entry. `pending`: requests that were received and are not finished; `held`: those
+    that were carried out and wait for `confirm` or `revert`."""
 
     entries: list[Entry]
     head: str
     pending: list[str]
+    held: list[str]
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "entries": [published(entry) for entry in self.entries],
             "head": self.head,
             "pending": self.pending,
+            "held": self.held,
         }
+
+    def exact(self) -> dict[str, Any]:
+        """With the ledger's own numbers, which are as secret as the data: some tell whose samples were erased."""
+        return {**self.to_dict(), "entries": [exact(entry) for entry in self.entries]}
 
 
 @dataclass(frozen=True)
@@ -133,6 +167,16 @@ class Upgraded(CommandResult):
 
 
 @dataclass(frozen=True)
+class Recomputed:
+    """A request taken again from the state before it. `same`: bit for bit the weights that are there; `distance`: else
+    how far from them it ended, as a share of the step's length."""
+
+    request: str
+    same: bool
+    distance: float
+
+
+@dataclass(frozen=True)
 class Verification(CommandResult):
     """What a check of every byte brought to light.
 
@@ -141,6 +185,7 @@ class Verification(CommandResult):
         head: the hash of the newest entry. entries: how many were checked. checked: the files, by name.
         interrupted: the command that was under way when a process died, which the next command finishes.
         signed: how many entries are signed. anchored: how many heads of an anchor the ledger continues.
+        recomputed: what the replay of a request came to, where one was asked for.
     """
 
     damages: list[tuple[str, str]]
@@ -151,6 +196,7 @@ class Verification(CommandResult):
     interrupted: str | None
     signed: int = 0
     anchored: int = 0
+    recomputed: Recomputed | None = None
 
     @property
     def files(self) -> int:
@@ -171,4 +217,5 @@ class Verification(CommandResult):
             "interrupted": self.interrupted,
             "signed": self.signed,
             "anchored": self.anchored,
+            "recomputed": self.recomputed and asdict(self.recomputed),
         }

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from ssse.erasure.policy import Policy
 from ssse.errors import Damaged, InvalidSetting
+from ssse.intake.importing import is_spec
 
 FILE = "ssse.toml"
 HEADER = """\
@@ -24,6 +25,7 @@ HEADER = """\
 
 """
 
+CODE = ("model.factory", "model.search", "model.loss", "data.train", "data.test")  # where code may be named
 LARGEST = 2**31 - 1  # of what is counted
 DEEPEST = 8  # lists and tables within each other, in the arguments of a model
 
@@ -69,7 +71,8 @@ class Section(BaseModel):
 
 
 class Model(Section):
-    """The user's model: `pkg.module:factory`, called with the arguments; where Python looks for it first; its loss.
+    """The user's model: `pkg.module:factory`, called with the arguments; where Python looks for it after the installed
+    modules; its loss.
 
     Without a factory the model is one of scikit-learn's in a skops file, which says by itself what it holds.
     """
@@ -140,7 +143,9 @@ class Erase(Section):
     residual: bool = False
     policy: Policy = "rebase"
     accept: Literal["caution", "ok"] = "caution"
+    refit: Literal["when_needed", "never"] | Count = "when_needed"
     probe: Literal["test", "none"] = "test"
+    confirm: Literal["when_unsure", "always", "never"] = "when_unsure"
     old_weights: Literal["shred", "keep"] = "shred"
     old_curvature: Literal["shred", "keep"] = "shred"
 
@@ -222,6 +227,22 @@ def changes(before: Settings, after: Settings) -> dict[str, list[Any]]:
     """What differs, as "section.key": [old, new]."""
     old, new = (_flat(settings.to_dict()) for settings in (before, after))
     return {key: [old.get(key), new.get(key)] for key in sorted({*old, *new}) if old.get(key) != new.get(key)}
+
+
+def refuse_other_code(recorded: Settings, found: Settings) -> None:
+    """Whose code a workspace runs is said at `init`, and in the ledger since: an edited text file cannot name another.
+
+    Raises:
+        InvalidSetting: the file names another factory, another folder to look in, or another loss or data of code.
+    """
+    for key, (old, new) in changes(recorded, found).items():
+        always = key in ("model.factory", "model.search")
+        if key in CODE and (always or any(one is not None and is_spec(one) for one in (old, new))):
+            raise InvalidSetting(
+                f"{FILE}: '{key}' is {_short(new)}, and was {_short(old)} when the workspace was made. Which code is "
+                "run is said at `ssse init`: put it back, or make a new workspace. For one command, --set "
+                f"{key}=… says it."
+            )
 
 
 def relative(path: str, to: Path) -> str:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 from ssse.errors import InvalidSetting
 from ssse.workspace import settings as toml
 from ssse.workspace.commands.log import read_log
 from ssse.workspace.commands.verify import verify
+from ssse.workspace.record.answers import Answer
 from ssse.workspace.record.folder import Folder
 from ssse.workspace.record.ledger import Entry
+from ssse.workspace.record.leftovers import sweep
 from ssse.workspace.record.transaction import Transaction, open_transaction
 from ssse.workspace.results import (
     Calibrated,
@@ -25,6 +29,7 @@ from ssse.workspace.results import (
     Log,
     Proved,
     Reported,
+    Settled,
     Upgraded,
     Verification,
 )
@@ -57,6 +62,10 @@ class Workspace:
         self.wait: bool = wait
         self.progress: bool = progress
         self.say: Callable[[str], None] = say
+        if found := sweep():
+            say(
+                f"Shredded {found} copies of ledgers that killed commands of an earlier version left in {gettempdir()}."
+            )
 
     @classmethod
     def init(cls, path: PathLike, settings: Settings | Options, weights: PathLike) -> Created:
@@ -70,13 +79,13 @@ class Workspace:
         entry, seen = create(Path(path), chosen, Path(weights))
         return Created(cls(path), entry, seen)
 
-    def fit(self, options: Options | None = None, *, again: bool = False) -> Fitted:
-        """The curvature; where it is there already, only `again`."""
+    def fit(self, options: Options | None = None, *, again: bool = False, when_needed: bool = False) -> Fitted:
+        """The curvature; where it is there already, only `again`; `when_needed`: if that spares requests one."""
         from ssse.workspace.commands.fit import fit
 
         with self._transaction("fit", options) as transaction:
             settings = transaction.settings.with_options(options or {})
-            return fit(transaction, settings, self.say, again=again, progress=self.progress)
+            return fit(transaction, settings, self.say, again=again, progress=self.progress, when_needed=when_needed)
 
     def calibrate(
         self,
@@ -109,26 +118,56 @@ class Workspace:
         ids: Sequence[str] | None = None,
         options: Options | None = None,
         dry_run: bool = False,
-        force: bool = False,
+        override: Collection[str] = (),
     ) -> Erased:
         """Answer one deletion request: erase its samples, or refuse it with the reason.
 
-        `force`: also by a step that cannot be right, which is refused otherwise; the entry says so.
+        `override`: bounds (`ssse.BOUNDS`) that are not to refuse the step; the entry says which it broke.
         """
-        from ssse.workspace.commands.erase import erase
+        from ssse.workspace.commands.stream import answer
 
         with self._transaction("erase", options) as transaction:
             settings = transaction.settings.with_options(options or {})
-            return erase(
+            return answer(
                 transaction,
                 settings,
                 request,
                 _text(forget),
                 ids,
                 dry_run=dry_run,
-                force=force,
+                override=override,
                 progress=self.progress,
+                say=self.say,
             )
+
+    def confirm(self, request: str | None = None) -> Settled:
+        """Of requests that wait: go on with the current model, and shred what was kept from before them."""
+        from ssse.workspace.commands.settle import confirm
+
+        with self._transaction("confirm") as transaction:
+            return confirm(transaction, request)
+
+    def revert(self, request: str | None = None) -> Settled:
+        """Of requests that wait: back to the model from before them. Their samples are not erased any more."""
+        from ssse.workspace.commands.settle import revert
+
+        with self._transaction("revert") as transaction:
+            return revert(transaction, request)
+
+    def inbox(
+        self, folder: PathLike, *, every: float | None = None, stop: threading.Event | None = None
+    ) -> Iterator[Answer]:
+        """Answer the request files of a folder, one at a time, and write an answer beside each.
+
+        `every`: look again after so many seconds, until `stop` is set; None: what is there, once.
+        """
+        from ssse.workspace.commands.inbox import Inbox
+
+        def erase(request: str, ids: list[str]) -> Erased:
+            return self.erase(request, ids=ids)
+
+        box = Inbox(Path(folder), self.folder, erase, self.say, stop or threading.Event())
+        yield from box.answers(every)
 
     def evaluate(
         self,
@@ -170,14 +209,22 @@ class Workspace:
         return read_log(self.folder, request)
 
     def verify(
-        self, head: str | None = None, *, keys: Sequence[PathLike] = (), anchor: PathLike | None = None
+        self,
+        head: str | None = None,
+        *,
+        keys: Sequence[PathLike] = (),
+        anchor: PathLike | None = None,
+        recompute: str | None = None,
+        forget: PathLike | None = None,
     ) -> Verification:
         """Check every byte of ledger, weights and curvature.
 
         `head`: a hash noted earlier that must still be there. `keys`: public keys, by which the entries must be signed.
-        `anchor`: a file of heads that were published, all of which must be heads of this ledger.
+        `anchor`: a file of heads that were published, all of which must be heads of this ledger. `recompute`: a request
+        whose old state is kept, which is carried out again and compared; `forget`: its samples, where they have left
+        the training data.
         """
-        return verify(
+        found = verify(
             self.folder,
             head=head,
             keys=[Path(key) for key in keys],
@@ -185,6 +232,14 @@ class Workspace:
             wait=self.wait,
             waiting=self._waiting,
         )
+        if recompute is None:
+            if forget is not None:
+                raise InvalidSetting("The samples are for --recompute REQUEST; name the request that erased them.")
+            return found
+        from ssse.workspace.commands.recompute import recompute as replay
+
+        lock: dict[str, Any] = {"wait": self.wait, "waiting": self._waiting}
+        return replay(self.folder, self.settings(), found, recompute, _text(forget), **lock, progress=self.progress)
 
     def prove(
         self,
@@ -198,7 +253,15 @@ class Workspace:
         from ssse.workspace.commands.prove import prove
 
         paths = [None if path is None else Path(path) for path in (since, output)]
-        return prove(self.folder, request=request, entry=entry, since=paths[0], output=paths[1])
+        return prove(
+            self.folder,
+            request=request,
+            entry=entry,
+            since=paths[0],
+            output=paths[1],
+            wait=self.wait,
+            waiting=self._waiting,
+        )
 
     def upgrade(self) -> Upgraded:
         """Give a workspace of an earlier version what it lacks."""

@@ -1,1 +1,1 @@
-"""One file a command: create, fit, calibrate, erase, evaluate, report, log, verify; `checks` are shared."""
+"""One file a command: create, fit, calibrate, erase, inbox, evaluate, report, log, verify; `checks` are shared."""

@@ -57,7 +57,7 @@ def calibrate(
     if retrained is not None:
         evidence["retrained"] = engine.read(retrained)
     if held_out is not None:
-        known = user_data.source(held_out)
+        known = user_data.file(held_out)
         engine.try_out(model, known)
         evidence["held_out"] = user_data.batches(known)
     if _needs_data(curvature, chosen.method, retrained):

@@ -15,7 +15,7 @@ from ssse.workspace.settings import Settings
 
 def check_same_model(transaction: Transaction, settings: Settings) -> None:
     """Weights fit into many models; the curvature is of one."""
-    fitted = transaction.ledger.last("fitted")
+    fitted = transaction.ledger.last_in_force("fitted")
     then, now = fitted and fitted.details["model"], settings.model.identity()
     if then is not None and then != now:
         changed = ", ".join(f"model.{key}" for key in now if then[key] != now[key])
@@ -24,7 +24,7 @@ def check_same_model(transaction: Transaction, settings: Settings) -> None:
 
 def check_places(transaction: Transaction, user_data: UserData) -> None:
     """Where a sample's place is its id, a row that left the data has moved all others."""
-    fitted = transaction.ledger.last("fitted")
+    fitted = transaction.ledger.last_in_force("fitted")
     if (
         user_data.settings.data.ids == PLACE
         and fitted is not None

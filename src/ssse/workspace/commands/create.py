@@ -16,7 +16,7 @@ from ssse.workspace.engines.choice import engine_for
 from ssse.workspace.engines.data import UserData
 from ssse.workspace.record import ledger as ledgers
 from ssse.workspace.record.anchors import Anchors
-from ssse.workspace.record.folder import SKOPS, Folder
+from ssse.workspace.record.folder import SKOPS, STATES, Folder
 from ssse.workspace.record.ledger import Entry, Ledger
 from ssse.workspace.record.seal import seal_files
 from ssse.workspace.record.signing import Signing, read_key
@@ -42,9 +42,9 @@ def create(path: Path, settings: Settings, weights: Path) -> tuple[Entry, dict[s
     settings = user_data.settings
     if user_data.train.columns and settings.data.inputs is None:  # other tables are read by these names, not by places
         settings = settings.with_options({"data.inputs": list(user_data.train.columns)})
-    with files.new_folder(path) as unfinished:
-        (unfinished / toml.FILE).write_text(settings.to_toml(), encoding="utf-8")
-        (unfinished / "states").mkdir()
+    with files.new_folder(path, private=True) as unfinished:
+        files.write_atomically(unfinished / toml.FILE, settings.to_toml(), private=True)
+        files.make_private(unfinished / STATES)
         Ledger.create(unfinished / ledgers.FILE)
         details = {
             "engine": engine.name,

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite, PrecisionLost, Refused
+from ssse.erasure.bounds import check_override
+from ssse.errors import InvalidData, InvalidRequest, NotPositiveDefinite, PrecisionLost, Refused
 from ssse.intake.sources import Batches
 from ssse.system import files
 from ssse.system.environment import versions
 from ssse.verdict import Assessment
 from ssse.workspace import settings as toml
 from ssse.workspace.commands.checks import check_places, check_same_model
+from ssse.workspace.commands.refit import NeedsFit, check_schedule, check_step, scale_of_dropped, was_dropped
 from ssse.workspace.engines.choice import engine_for
 from ssse.workspace.engines.data import UserData
 from ssse.workspace.engines.engine import Asked, Engine, ErasedModel
 from ssse.workspace.record.folder import SAMPLES
+from ssse.workspace.record.holdings import Holdings, read_holdings
 from ssse.workspace.record.ledger import Entry, digest_of_samples
 from ssse.workspace.record.membership import Membership, Standing, places_that_stay, shown
 from ssse.workspace.record.transaction import Transaction
@@ -34,7 +37,7 @@ CHECKED = 8  # samples on which a state that was written must answer as the mode
 
 def check_id(request: str) -> str:
     if not request or request != request.strip() or len(request) > LONGEST_ID or not request.isprintable():
-        raise InvalidSetting(
+        raise InvalidRequest(
             f"A request's id is a word or a few, printable, up to {LONGEST_ID} characters; not {request[:40]!r}."
         )
     return request
@@ -48,20 +51,31 @@ def erase(
     ids: Sequence[str] | None,
     *,
     dry_run: bool = False,
-    force: bool = False,
+    override: Collection[str] = (),
     progress: bool = False,
+    may_fit: bool = False,
+    fresh: Any = None,
 ) -> Erased:
-    """Erase the samples of one request, or say why not. Until the entry "received" nothing is written."""
+    """Erase the samples of one request, or say why not. Until the entry "received" nothing is written.
+
+    `may_fit`: raise NeedsFit where a new curvature may mend what would be refused. `fresh`: one that is not written.
+    """
+    check_override(override)
     user_data = UserData(settings, transaction.folder.path, progress)
     engine = engine_for(user_data)
+    held = read_holdings(transaction.ledger)
     history = transaction.ledger.of_request(check_id(request))
     last = history[-1] if history else None
     current = transaction.current
     model = engine.read_state(transaction.folder.state(current), current.details["files"])
-    if last is not None and last.kind == "sealed":
-        return _repeated(user_data, transaction, request, history, forget, ids)
+    if last is not None and (last.kind == "sealed" or request in held.requests):
+        return replace(_repeated(user_data, transaction, request, history, forget, ids), held=held.requests)
     check_same_model(transaction, settings)
-    curvature = engine.load_state(transaction.folder.state(current), current.details["files"], model)
+    if may_fit and was_dropped(transaction):
+        raise NeedsFit("dropped", scale_of_dropped(transaction))
+    curvature = fresh
+    if curvature is None:
+        curvature = engine.load_state(transaction.folder.state(current), current.details["files"], model)
     checked = engine.check_request(model, curvature)
     source, places = user_data.requested(forget, ids)
     if ids is None:
@@ -72,9 +86,9 @@ def erase(
     received = _received(last, digests)
     standing = Membership.load(transaction.folder.path / SAMPLES).standing(digests, transaction.ledger)
     data = engine.training_data(curvature, lambda: _places_that_stay(transaction, user_data))
-    fresh = standing.fresh if places is None else places[standing.fresh]
-    asked = Asked(source, fresh, data, _probe(engine, model), force)
-    task = _Task(transaction, engine, settings, request, checked, curvature, asked, digests, standing)
+    to_erase = standing.fresh if places is None else places[standing.fresh]
+    asked = Asked(source, to_erase, data, _probe(engine, model), override)
+    task = _Task(transaction, engine, settings, request, checked, curvature, asked, digests, standing, held, may_fit)
     if dry_run:
         return task.try_out()
     transaction.folder.check_space(files.size_of(transaction.folder.state(current)))
@@ -113,11 +127,12 @@ def _repeated(
         digests = user_data.digests(source, transaction.ledger.salt, places)
         same = digest_of_samples(digests.tolist()) == then.details["samples"]
     if not same:
-        raise InvalidSetting(
+        raise InvalidRequest(
             f"Request '{request}' was answered on {history[-1].time}, for other samples. Give this one its own id."
         )
     k = next(entry.details["k"] for entry in reversed(history) if entry.kind == "erased")
-    reason = f"Request '{request}' was answered on {history[-1].time}: {k} samples. Nothing was done.{compared}"
+    waits = "" if history[-1].kind == "sealed" else " It waits for confirmation."
+    reason = f"Request '{request}' was answered on {history[-1].time}: {k} samples. Nothing was done.{compared}{waits}"
     return Erased(request, "repeated", history, reason)
 
 
@@ -126,7 +141,7 @@ def _received(last: Entry | None, digests: np.ndarray) -> bool:
     if last is None or last.kind != "received":
         return False
     if last.details["samples"] != digest_of_samples(digests.tolist()):
-        raise InvalidSetting(
+        raise InvalidRequest(
             f"Request '{last.request}' was received on {last.time} for other samples and is not finished. Finish it "
             "with those, or give this one its own id."
         )
@@ -144,6 +159,8 @@ class _Task:
     asked: Asked
     digests: np.ndarray
     standing: Standing
+    held: Holdings  # before this request
+    may_fit: bool  # where a new curvature may mend what would be refused
 
     def try_out(self) -> Erased:
         """What would be said, and nothing done."""
@@ -151,17 +168,19 @@ class _Task:
             return Erased(self.request, "refused", [], refusal, already=self.standing.already)
         try:
             erased = self._erase()
-        except (Refused, *FAULTS) as error:
-            return Erased(self.request, "refused", [], str(error), already=self.standing.already)
+        except Refused as error:
+            return Erased(self.request, "refused", [], error.reason, already=self.standing.already, measured=True)
+        except FAULTS as error:
+            return Erased(self.request, "refused", [], str(error), already=self.standing.already, measured=True)
         return Erased(self.request, "tried", [], details=self._details(erased), already=self.standing.already)
 
     def carry_out(self) -> Erased:
         if refusal := self._refusal():
-            return self._refuse(refusal)
+            return self._refuse(refusal, measured=False)
         try:
             erased = self._erase()
         except Refused as error:
-            return self._refuse(" ".join(error.diagnostics.reasons), shortened(error.diagnostics))
+            return self._refuse(error.reason, shortened(error.diagnostics))
         except FAULTS as error:
             return self._refuse(str(error))
         seen = erased.assessment
@@ -181,7 +200,8 @@ class _Task:
 
         entry = self.transaction.advance("erased", self.request, details, write, samples, check)
         entries = self.transaction.ledger.of_request(self.request)
-        return Erased(self.request, "erased", entries, details=entry.details, already=self.standing.already)
+        waiting = [*self.held.requests, self.request] if details["held"] else []
+        return Erased(self.request, "erased", entries, "", entry.details, self.standing.already, waiting)
 
     def _refusal(self) -> str:
         """Reasons that need no step."""
@@ -198,17 +218,29 @@ class _Task:
             return f"All of its samples are erased already, by {by}."
         return ""
 
-    def _refuse(self, reason: str, diagnostics: dict[str, Any] | None = None) -> Erased:
+    def _refuse(self, reason: str, diagnostics: dict[str, Any] | None = None, measured: bool = True) -> Erased:
+        """`measured`: the reason comes from a step on the samples; it is shown without its numbers."""
         details = {"k": len(self.digests), "reason": reason, "diagnostics": diagnostics, "verdict": "refused"}
+        details |= {"measured": measured}
         self.transaction.ledger.append("refused", self.request, details)
         entries = self.transaction.ledger.of_request(self.request)
-        return Erased(self.request, "refused", entries, reason, already=self.standing.already)
+        return Erased(self.request, "refused", entries, reason, already=self.standing.already, measured=measured)
 
     def _erase(self) -> ErasedModel:
-        return self.engine.erase(self.checked, self.curvature, self.asked)
+        """Raises: NeedsFit: a new curvature is due, or may mend what would be refused."""
+        if not (self.may_fit and self.engine.has_moved(self.curvature)):
+            return self.engine.erase(self.checked, self.curvature, self.asked)
+        check_schedule(self.transaction, self.settings, self.engine, self.curvature)
+        measured = self.engine.measured_scale(self.curvature)
+        try:
+            erased = self.engine.erase(self.checked, self.curvature, self.asked)
+        except (Refused, NotPositiveDefinite, PrecisionLost):
+            raise NeedsFit("refused", measured) from None
+        check_step(erased.assessment, self.settings, measured)
+        return erased
 
     def _details(self, erased: ErasedModel) -> dict[str, Any]:
-        chosen = self.settings.erase
+        chosen, why = self.settings.erase, self._why_held(erased.assessment)
         return {
             "engine": self.engine.name,
             **erased.details,
@@ -219,8 +251,28 @@ class _Task:
             "versions": versions(),
             "diagnostics": shortened(erased.assessment),
             "verdict": erased.assessment.verdict,
-            "forced": erased.assessment.forced,
+            "overridden": list(erased.assessment.overridden),
+            "held": bool(why),
+            "why_held": why,
         }
+
+    def _why_held(self, seen: Assessment) -> list[str]:
+        """Why the state from before is to be kept until somebody confirms; none where it goes at once."""
+        chosen, waiting = self.settings.erase, self.held.requests
+        if chosen.confirm == "never" or (chosen.confirm == "when_unsure" and seen.sound_by_probe):
+            return []
+        if chosen.confirm == "always":
+            return ['Every request waits for confirmation (erase.confirm = "always").']
+        if seen.sound:
+            earlier = ", ".join(f"'{request}'" for request in waiting)
+            return [f"{earlier} waits for confirmation, and a verdict is of its own step alone."] if waiting else []
+        if not waiting and (chosen.old_weights, chosen.old_curvature) == ("keep", "keep"):
+            return []  # nothing would go
+        if seen.overridden:
+            return [f"The step breaks bounds that were overridden: {', '.join(seen.overridden)}."]
+        if seen.probe_worse:
+            return ["The test data does worse after the step."]
+        return [f"The verdict is '{seen.verdict}', and no test data says that the model keeps working."]
 
 
 def _probe(engine: Engine, model: Any) -> Batches | None:

@@ -46,14 +46,14 @@ def evaluate(
     model = engine.read_state(transaction.folder.state(current), current.details["files"])
     of = _requests(transaction, requests)
     view = _View(engine, _of_first_model(transaction))
-    fitted = transaction.ledger.last("fitted")
+    fitted = transaction.ledger.last_in_force("fitted")
     if fitted is None:
         raise BrokenArtefact(
             f"'{transaction.folder.ledger}' is damaged: requests were answered, and nothing was fitted."
         )
     notes = _also_forgotten(transaction, of)
     splits = _training_splits(view, transaction, of, forget, notes)
-    source = user_data.test if test is None else user_data.source(test)
+    source = user_data.test if test is None else user_data.file(test)
     if source is not None:
         engine.try_out(model, source)
         splits |= _test_splits(view, source, splits["forgotten"], settings, notes)
@@ -140,7 +140,7 @@ def _training_splits(
     stays = known.remaining(digests, transaction.ledger.erased_samples())
     wanted = transaction.ledger.erased_samples(of)
     if forget is not None:
-        source, places = user_data.source(forget), None
+        source, places = user_data.file(forget), None
         given = Counter(user_data.digests(source, transaction.ledger.salt).tolist())
         if unknown := (given - wanted).total():
             raise InvalidData(
@@ -208,7 +208,10 @@ def _original(engine: Engine, transaction: Transaction, of: list[str], path: Pat
     if path is not None:
         return engine.read(path)
     first = min(
-        entry.seq for request in of for entry in transaction.ledger.of_request(request) if entry.kind == "erased"
+        entry.seq
+        for request in of
+        for entry in transaction.ledger.of_request(request)
+        if entry.kind == "erased" and entry.seq not in transaction.ledger.reverted()
     )
     before = transaction.ledger.last_before(first, *MAKERS)
     if before is None or not (transaction.folder.state(before) / model_file(before.details["files"])).is_file():

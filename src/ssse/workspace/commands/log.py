@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ssse.errors import InvalidSetting
 from ssse.workspace.record.folder import Folder
+from ssse.workspace.record.holdings import read_holdings
 from ssse.workspace.results import Log
 
 
@@ -14,7 +15,7 @@ def read_log(folder: Folder, request: str | None = None) -> Log:
             entries = list(ledger.entries())
         else:  # an id that could never have been given is not even looked for
             entries = ledger.of_request(request) if request.isprintable() else []
-        pending, last = ledger.pending(), ledger.last()
+        pending, last, held = ledger.pending(), ledger.last(), read_holdings(ledger).requests
     if request is not None and not entries:
         raise InvalidSetting(f"There is no request '{request}' in the ledger.")
-    return Log(entries, last.hash if last else "", pending)
+    return Log(entries, last.hash if last else "", pending, held)

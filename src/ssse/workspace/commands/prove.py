@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from ssse.errors import Damaged, InvalidSetting
@@ -12,6 +13,7 @@ from ssse.workspace.record import ledger as ledgers
 from ssse.workspace.record.anchors import contradicts, read_heads
 from ssse.workspace.record.folder import Folder
 from ssse.workspace.record.heads import Heads
+from ssse.workspace.record.lock import locked
 from ssse.workspace.results import Proved
 
 
@@ -22,6 +24,8 @@ def prove(
     entry: int | None = None,
     since: Path | None = None,
     output: Path | None = None,
+    wait: bool = True,
+    waiting: Callable[[], None] = lambda: None,
 ) -> Proved:
     """That the entries of a request, or one entry, belong to the newest head; or that it continues an older one.
 
@@ -30,7 +34,8 @@ def prove(
     """
     if (request is not None) + (entry is not None) + (since is not None) != 1:
         raise InvalidSetting("Name what to prove: a request, an entry, or since which head; one of the three.")
-    with folder.read() as ledger:
+    folder.check()
+    with locked(folder.path, shared=True, wait=wait, waiting=waiting), folder.read() as ledger:
         if damages := ledger.damages():
             raise Damaged(f"'{folder.ledger}': {damages[0]}. `ssse verify` says more.")
         heads = Heads.of(ledger)

@@ -49,7 +49,7 @@ def report(
 
 
 def _render(folder: Folder, ledger: Ledger, verification: Verification) -> str:
-    entries = [entry.to_dict() for entry in ledger.entries()]
+    entries = list(ledger.entries())
     number = verification.files
     checked = f"Ledger, weights and curvature were checked for this page: all {number} files are as recorded."
-    return render(entries, name=folder.path.absolute().name, head=entries[-1]["hash"], checked=checked)
+    return render(entries, name=folder.path.absolute().name, head=entries[-1].hash, checked=checked)

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 from ssse.errors import BrokenArtefact, InvalidSetting
@@ -15,9 +14,10 @@ from ssse.system.digests import digest_file
 from ssse.workspace import settings as toml
 from ssse.workspace.commands.vouching import Vouching, times_that_run_backwards
 from ssse.workspace.record import ledger as ledgers
-from ssse.workspace.record.database import INDEX, JOURNAL, LOG, copied
-from ssse.workspace.record.folder import MAKERS, MODELS, PAGE, SAMPLES, Folder, state_name, summary
+from ssse.workspace.record.database import INDEX, JOURNAL, LOG
+from ssse.workspace.record.folder import MAKERS, PAGE, SAMPLES, Folder, open_to_others, state_name, summary
 from ssse.workspace.record.heads import Heads
+from ssse.workspace.record.holdings import holdings
 from ssse.workspace.record.ledger import Entry, Ledger
 from ssse.workspace.record.lock import locked
 from ssse.workspace.record.seal import FILE as SEAL
@@ -71,6 +71,7 @@ def verify(
                 _check_states(folder, entries, seal.files if seal else (), findings)
             except (KeyError, TypeError, AttributeError, IndexError):  # the whole chain was written anew
                 findings.damage(ledgers.FILE, "its entries are not as ssse writes them")
+        _note_modes(folder, findings)
         return Verification(**vars(findings))
 
 
@@ -104,7 +105,7 @@ def _check_seal(folder: Folder, findings: _Findings) -> Seal | None:
 def _check_ledger(
     folder: Folder, seal: Seal | None, head: str | None, vouching: Vouching, findings: _Findings
 ) -> list[Entry] | None:
-    """The chain, entry by entry, in a copy: reading a SQLite file in place may write beside it."""
+    """The chain, entry by entry, from memory: reading a SQLite file in place may write beside it."""
     at_rest = seal is not None and seal.command is None
     for name in (LOG, JOURNAL):
         if (at_rest or name == JOURNAL) and files.size(folder.path / name):
@@ -113,16 +114,15 @@ def _check_ledger(
         if not any(name == ledgers.FILE for name, _ in findings.damages):
             findings.damage(ledgers.FILE, "is missing")
         return None
-    with copied(folder.ledger) as copy:
-        try:
-            with Ledger.read(copy) as ledger:
-                damages = ledger.damages()
-                entries = list(ledger.entries()) if not damages else []
-                heads = Heads.of(ledger) if not damages and ledger.has_leaves else None
-                damages = damages or vouching.damages(heads)
-        except BrokenArtefact as error:
-            findings.damage(ledgers.FILE, _after_name(error))
-            return None
+    try:
+        with Ledger.read_at_rest(folder.ledger) as ledger:
+            damages = ledger.damages()
+            entries = list(ledger.entries()) if not damages else []
+            heads = Heads.of(ledger) if not damages and ledger.has_leaves else None
+            damages = damages or vouching.damages(heads)
+    except BrokenArtefact as error:
+        findings.damage(ledgers.FILE, _after_name(error))
+        return None
     for damage in damages:
         findings.damage(ledgers.FILE, damage)
     if damages:
@@ -144,16 +144,26 @@ def _check_states(folder: Folder, entries: list[Entry], sealed: Iterable[str], f
         if summary(after.details["files"]) != after.details["after"]:
             findings.damage(ledgers.FILE, f"entry {after.seq} contradicts itself about its files")
     sealings = {entry.request: entry for entry in entries if entry.kind == "sealed"}
-    for entry in (entry for entry in makers if entry.kind == "erased" and entry.request in sealings):
+    undone = {seq for entry in entries if entry.kind == "reverted" for seq in entry.details["entries"]}
+    sealed_makers = [entry for entry in makers if entry.kind == "erased" and entry.request in sealings]
+    for entry in (entry for entry in sealed_makers if entry.seq not in undone):
         done = sealings[entry.request]
         fates = {part: {"keep": "kept", "shred": "shredded"}[fate] for part, fate in entry.details["old"].items()}
         if any(done.details[f"old_{part}"] != fate for part, fate in fates.items()):
             findings.damage(
                 ledgers.FILE, f"entry {done.seq} contradicts entry {entry.seq} about what became of the old"
             )
-    current = makers[-1]
-    expected = {f"states/{state_name(current)}/{name}": digest for name, digest in current.details["files"].items()}
-    expected |= _kept(makers)
+    for entry in (entry for entry in makers if entry.kind == "reverted"):
+        if entry.details["files"] != entries[entry.details["back_to"] - 1].details["files"]:
+            findings.damage(ledgers.FILE, f"entry {entry.seq} did not go back to the state that it names")
+    there = holdings(entries)
+    current, expected = there.current, dict(there.files)
+    if there.waiting and findings.interrupted is None:
+        names = ", ".join(f"'{name}'" for name in there.requests[:5])
+        findings.notes.append(
+            f"{names} {'waits' if len(there.waiting) == 1 else 'wait'} for confirmation, and the model from before is "
+            "kept: `ssse confirm`, or `ssse revert`."
+        )
     fitted = [entry for entry in entries if entry.kind == "fitted"]
     if fitted:
         expected[SAMPLES] = fitted[-1].details["samples_file"]
@@ -175,20 +185,6 @@ def _check_states(folder: Folder, entries: list[Entry], sealed: Iterable[str], f
     _note_unknown_files(folder, known, findings)
 
 
-def _kept(makers: list[Entry]) -> dict[str, str]:
-    """Old weights and curvature that the settings said to keep, until a later request said to shred."""
-    kept: dict[str, dict[str, str]] = {"weights": {}, "curvature": {}}
-    for before, after in pairwise(makers):
-        if after.kind != "erased":
-            continue
-        for name, digest in before.details["files"].items():
-            kept["weights" if name in MODELS else "curvature"][f"states/{state_name(before)}/{name}"] = digest
-        for part, there in kept.items():
-            if after.details["old"][part] != "keep":
-                there.clear()
-    return kept["weights"] | kept["curvature"]
-
-
 def _note_unknown_files(folder: Folder, known: set[str], findings: _Findings) -> None:
     """Files that nobody knows cannot be checked; after a kill there may be some that the next command removes."""
     present = [path for path in folder.path.rglob("*") if path.is_symlink() or path.is_file()]
@@ -196,6 +192,15 @@ def _note_unknown_files(folder: Folder, known: set[str], findings: _Findings) ->
     if unknown and findings.interrupted is None:
         some = ", ".join(unknown[:3]) + (" …" if len(unknown) > 3 else "")
         findings.notes.append(f"{len(unknown)} files are not the workspace's own and were not checked: {some}.")
+
+
+def _note_modes(folder: Folder, findings: _Findings) -> None:
+    """Earlier versions made workspaces as the umask said, and whoever copies one may open it."""
+    if wide := open_to_others(folder.path):
+        some = ", ".join("the folder itself" if name == "." else name for name in wide[:3])
+        findings.notes.append(
+            f"Others may read {some}{' …' if len(wide) > 3 else ''}; `ssse upgrade` or chmod -R go= keeps them out."
+        )
 
 
 def _after_name(error: Exception) -> str:

@@ -40,24 +40,37 @@ class UserData:
     def search(self) -> Path:
         return absolute(self.settings.model.search, self.home)
 
-    def source(self, where: str, ids_needed: bool = False) -> Source:
-        """Data by its name; a path is seen from where the user is."""
+    def file(self, where: str) -> Source:
+        """Samples that a command brings, seen from where the user is: data and never code."""
+        return self._source(where, Path.cwd(), files_alone=True)
+
+    def _named(self, where: str, ids_needed: bool = False) -> Source:
+        """By the settings, whose paths are seen from the workspace."""
+        path = absolute(where, self.home)
+        return self._source(where if is_spec(where) and not path.exists() else str(path), self.home, ids_needed)
+
+    def _source(self, where: str, folder: Path, ids_needed: bool = False, files_alone: bool = False) -> Source:
         data = self.settings.data
         inputs = tuple(data.inputs) if isinstance(data.inputs, list) else data.inputs
         columns = Columns(inputs, data.labels, data.ids, tuple(data.classes), ids_needed)
         return open_source(
-            where, columns, folder=Path.cwd(), dtype=self.dtype, in_tables=self.in_tables, search=self.search
+            where,
+            columns,
+            folder=folder,
+            dtype=self.dtype,
+            in_tables=self.in_tables,
+            search=self.search,
+            files_alone=files_alone,
         )
 
     @cached_property
     def train(self) -> Source:
-        where = self.settings.data.train
-        return self.source(where if is_spec(where) else str(absolute(where, self.home)), ids_needed=True)
+        return self._named(self.settings.data.train, ids_needed=True)
 
     @cached_property
     def test(self) -> Source | None:
         where = self.settings.data.test
-        return None if where is None else self.source(where if is_spec(where) else str(absolute(where, self.home)))
+        return None if where is None else self._named(where)
 
     @cached_property
     def probe(self) -> Source | None:
@@ -86,7 +99,7 @@ class UserData:
                 raise InvalidData("--ids is empty; there is nothing to erase.")
             return self.train, self.train.places_of(ids)
         assert forget is not None
-        return self.source(forget), None
+        return self.file(forget), None
 
     def missing_ids(self, ids: Sequence[str]) -> list[str]:
         """Those that are not in the training data, or not any more."""

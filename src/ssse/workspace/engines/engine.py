@@ -5,11 +5,14 @@ What a command does is the same for both: it reads the model, fits, erases, writ
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
 
 from ssse.errors import BrokenArtefact, InvalidSetting, SSSEError
 from ssse.verdict import Assessment
@@ -18,7 +21,6 @@ from ssse.workspace.record.folder import CURVATURE, link_model
 from ssse.workspace.settings import Settings
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import nn
 
     from ssse.intake.sources import Batches, Source
@@ -43,14 +45,14 @@ class Asked:
     Attributes:
         source, places: of the samples to forget. data: what of the training data it reads, as the engine gave it.
         probe: samples that should keep working; None where there are none.
-        force: take also a step that cannot be right.
+        override: bounds that are not to refuse the step.
     """
 
     source: Source
     places: np.ndarray
     data: Any
     probe: Batches | None
-    force: bool
+    override: Collection[str]
 
 
 class Engine(ABC):
@@ -107,6 +109,18 @@ class Engine(ABC):
     @abstractmethod
     def load(self, folder: Path, model: Any) -> Any:
         """The curvature that was saved; its files are checked as they lie, so their tensors need not be."""
+
+    @abstractmethod
+    def has_moved(self, curvature: Any) -> bool:
+        """Whether requests since its fit have moved the model from where it was taken: a new one may then do better."""
+
+    def measured_scale(self, curvature: Any) -> dict[str, Any] | None:
+        """ε, and λ beside it, that was measured for this curvature; None where none was."""
+        return None
+
+    def with_measured_scale(self, curvature: Any, measured: Mapping[str, Any]) -> Any:
+        """A new curvature of the same kind, with what was measured for the one before."""
+        return curvature
 
     # ------------------------------------------------------------------------------------------- requests
 
@@ -188,6 +202,19 @@ class Engine(ABC):
     @abstractmethod
     def check_same(self, made: Any, read: Any, first: Batches) -> None:
         """Whether the model that was read back is the one in memory, by its numbers and by its answers."""
+
+    @abstractmethod
+    def numbers(self, model: Any) -> np.ndarray:
+        """All of its numbers that were trained, one after another, in float64."""
+
+    def compare(self, old: Any, made: Any, found: Any) -> tuple[bool, float]:
+        """Whether two erased models are the same bit for bit; and how far apart, over the step from the old model."""
+        before, one, other = (self.numbers(model) for model in (old, made, found))
+        if one.shape != other.shape:
+            return False, math.inf
+        apart = float(np.linalg.norm(one - other))
+        step = float(np.linalg.norm(one - before)) if one.shape == before.shape else float(np.linalg.norm(one))
+        return bool(np.array_equal(one, other)), apart / step if step else math.inf if apart else 0.0
 
     @abstractmethod
     def check_curvature(self, folder: Path, read: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +23,9 @@ from ssse.intake.skops import write_skops
 from ssse.intake.sources import Batches, Source
 from ssse.sklearn.composition import decompose
 from ssse.sklearn.eraser import Eraser
-from ssse.sklearn.outcome import Outcome
+from ssse.sklearn.outcome import LARGE_CORRECTION, Outcome
 from ssse.system.progress import track
+from ssse.verdict import Bound
 from ssse.workspace.engines.data import UserData
 from ssse.workspace.engines.engine import Asked, Engine, ErasedModel, Say
 from ssse.workspace.engines.sklearn_outputs import Coded, Outputs, classes_of
@@ -35,8 +36,11 @@ TRIED = 8  # samples that show whether model and data fit together
 HOLDS = "gradients and curvature at the model, summed over all training samples"
 HOLDS_AFTER_ERASURE = "sums over the samples, from which the forgotten ones were subtracted"
 RUINED = (
-    "A model that answers so cannot be what a refit would give. Were these samples in its training data in this form? "
-    "To take the step all the same, force it."
+    "A model that answers so cannot be what a refit would give. Were these samples in its training data in this form?"
+)
+NOT_AT_ITS_MINIMUM = (
+    "The estimator is not at the minimum of its objective on this data: every request will correct for that too, and "
+    "none will be vouched for. Was it trained on exactly this data, without sample weights?"
 )
 OWN = "the step is Newton's on the estimator's own objective"
 
@@ -150,6 +154,7 @@ class SklearnEngine(Engine):
         with _quiet():
             eraser.fit(x, self._labels(model, y))
         sums = eraser.sums_
+        doubts = [NOT_AT_ITS_MINIMUM] if sums.correction > LARGE_CORRECTION else []
         room(sum(sum(g.nbytes for g in one.loss_sums.grams) + 8 * one.theta.size**2 for one in sums.all_quadratics))
         return eraser, {
             **_about(eraser),
@@ -160,12 +165,17 @@ class SklearnEngine(Engine):
             "gradient_norm": None,
             "correction": _finite(sums.correction),
             "distance_bound": _finite(eraser.distance_bound_),
-            "notes": [],
+            "notes": doubts,
+            "doubts": doubts,
             "seconds": time.perf_counter() - started,
         }
 
     def load(self, folder: Path, model: Any) -> Eraser:
         return Eraser.load(folder, model, verify=False)
+
+    def has_moved(self, curvature: Eraser) -> bool:
+        """Least squares has one curvature, wherever the model is; a joint stream's is of where it began."""
+        return curvature.sums_.erased > 0 and self.settings.erase.policy != "joint" and not curvature.sums_.exact
 
     # ------------------------------------------------------------------------------------------- requests
 
@@ -174,11 +184,11 @@ class SklearnEngine(Engine):
         return model
 
     def erase(self, checked: Any, curvature: Eraser, asked: Asked) -> ErasedModel:
-        """A step that is too long, the eraser refuses, forced or not; one that ruins the probe, we do unless forced."""
+        """A step that is too long, the eraser refuses, whatever is overridden; one that ruins the probe, we do."""
         x, y = self._samples(self.user_data.batches(asked.source, asked.places))
         curvature.policy = self.settings.erase.policy
         with _quiet():
-            new = curvature.erase(x, self._labels(checked, y))
+            new = curvature.erase(x, self._labels(checked, y), override=asked.override)
         outcome = curvature.outcome_
         assert outcome is not None
         if asked.probe is not None:
@@ -220,12 +230,19 @@ class SklearnEngine(Engine):
             seen.append(Seen(None, apart.mean(1)) if classifies else Seen(apart.sum(1), None))
         health = Health(seen[0], seen[1], guessing)
         outcome = replace(outcome, **health.numbers())
-        refusal = ruin(health)
-        if refusal and not asked.force:
-            raise Refused(outcome.refused(*refusal, RUINED))
-        if refusal:
-            return outcome.taken_by_force(refusal)
-        return outcome.judged([*outcome.reasons, *worsening(health)])
+        if refusal := ruin(health):
+            return self._ruined(outcome, " ".join(refusal), asked.override)
+        worse = worsening(health)
+        judged = outcome.judged([*outcome.reasons, *worse])
+        return replace(judged, probe_worse=bool(worse))
+
+    def _ruined(self, outcome: Outcome, why: str, override: Collection[str]) -> Outcome:
+        """`outcome` may have other bounds overridden already."""
+        also: dict[Bound, str] = {**dict.fromkeys(outcome.overridden, ""), "probe": why}
+        if "probe" not in override:
+            raise Refused(outcome.breaking(also).refused(why, RUINED))
+        taken = replace(outcome, verdict="caution", reasons=(f"Overridden (probe): {why}", *outcome.reasons))
+        return replace(taken.breaking(also), overridden=taken.breaking(also).broken, probe_worse=True)
 
     def check_same(self, made: Any, read: Any, first: Batches) -> None:
         x, _ = self._samples(first)
@@ -239,6 +256,10 @@ class SklearnEngine(Engine):
             raise BrokenArtefact("its coefficients are others.")
         if not np.array_equal(wanted, found):
             raise BrokenArtefact("it answers otherwise.")
+
+    def numbers(self, model: Any) -> np.ndarray:
+        parts = [(one.estimator.coef_, one.estimator.intercept_) for one in decompose(model)[1].adapters]
+        return np.concatenate([np.ravel(part).astype(np.float64) for pair in parts for part in pair])
 
     def check_curvature(self, folder: Path, read: Any) -> None:
         Eraser.load(folder, read)

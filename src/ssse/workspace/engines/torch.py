@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -148,8 +149,8 @@ class TorchEngine(Engine):
             room(planned.stored_bytes)
             started = time.perf_counter()
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DoubtfulSetting)  # it is among the notes too
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always", DoubtfulSetting)  # told by whoever shows the entry
             curvature = Curvature.fit(
                 model, self.loss, data, damping=chosen.damping, weight_decay=chosen.weight_decay, rows=chosen.rows,
                 rows_per_batch=chosen.rows_per_batch, structure=_structure(chosen), blocks=chosen.blocks,
@@ -166,11 +167,24 @@ class TorchEngine(Engine):
             "gradient_norm": None if curvature.gradient is None else float(curvature.gradient.norm()),
             "plan": {"chosen": curvature.chosen, "why": curvature.reason},
             "notes": list(curvature.notes),
+            "doubts": [str(one.message) for one in heard if issubclass(one.category, DoubtfulSetting)],
             "seconds": time.perf_counter() - started,
         }
 
     def load(self, folder: Path, model: nn.Module) -> Curvature:
         return Curvature.load(folder, verify=False, device=self.device)
+
+    def has_moved(self, curvature: Curvature) -> bool:
+        """A joint stream's rows are all of the θ that it began at."""
+        return curvature.erased > 0 and curvature.joint is None
+
+    def measured_scale(self, curvature: Curvature) -> dict[str, Any] | None:
+        found = curvature.calibrated
+        return None if found is None else {"damping": curvature.damping, **asdict(found)}
+
+    def with_measured_scale(self, curvature: Curvature, measured: Mapping[str, Any]) -> Curvature:
+        found = dict(measured)
+        return curvature.with_damping(found.pop("damping")).with_scale(**found)
 
     def check_request(self, model: nn.Module, curvature: Curvature) -> ModelView:
         check_settings(curvature, **self._options())
@@ -190,7 +204,7 @@ class TorchEngine(Engine):
 
     def erase(self, checked: ModelView, curvature: Curvature, asked: Asked) -> ErasedModel:
         batches = self.user_data.batches(asked.source, asked.places)
-        how = {**self._options(), "data": asked.data, "probe": asked.probe, "force": asked.force}
+        how = {**self._options(), "data": asked.data, "probe": asked.probe, "override": asked.override}
         erasure = erase_from(checked, curvature, self.loss, batches, **how)
         diagnostics, calibrated = erasure.diagnostics, curvature.calibrated
         after = None if curvature.kind.per_batch > 1 else erasure.curvature
@@ -220,6 +234,10 @@ class TorchEngine(Engine):
         scale = float(wanted.abs().max()) + torch.finfo(wanted.dtype).tiny
         if not float((found - wanted).abs().max()) <= SAME_ANSWERS.get(wanted.dtype, COARSE) * scale:
             raise BrokenArtefact("it answers otherwise.")
+
+    def numbers(self, model: nn.Module) -> np.ndarray:
+        parts = [value.detach().cpu().double().flatten() for _, value in sorted(weights_of(model).items())]
+        return torch.cat(parts).numpy()
 
     def check_curvature(self, folder: Path, read: nn.Module) -> None:
         curvature = Curvature.load(folder)  # on the CPU, where its files are mapped: a second one need not fit the GPU

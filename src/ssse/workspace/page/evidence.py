@@ -11,6 +11,7 @@ from ssse.rendering.numbers import NOTHING
 from ssse.workspace.page import figures, words
 from ssse.workspace.page.story import Entry, Story
 from ssse.workspace.record import describe
+from ssse.workspace.record.published import enough
 
 
 def evaluation(story: Story) -> dict[str, Any] | None:
@@ -45,7 +46,7 @@ def evaluation(story: Story) -> dict[str, Any] | None:
         "notes": list(details.get("notes") or ()),
         "later": len(later),
         "earlier": [_earlier(entry) for entry in reversed(entries[:-1])],
-        "drawings": figures.inlined(figures.evaluation(table)),
+        "drawings": figures.inlined(figures.evaluation(table) if table.measures else []),
     }
 
 
@@ -114,6 +115,7 @@ def choice(story: Story) -> dict[str, Any]:
         "meaning": words.METHODS.get(str(details.get("method")), ""),
         "reason": details.get("reason", ""),
         "k": details.get("k"),
+        "few": not enough(details.get("k")),
         "after_the_last": before and story.choice_dropped is None,
         "dropped": None if story.choice_dropped is None else story.choice_dropped["time"],
         "other": words.maybe(used) if used is not None and used != scale and not before else None,

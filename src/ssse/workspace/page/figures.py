@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 3.9, 3.1  # inches: as wide as a phone shows without shrinking
-MOST_POINTS = 1000  # of a line; nobody can tell more apart
 LATEST = 200  # erasures beside each other
 
 
@@ -44,36 +43,18 @@ class _Choice:
     grid_name: str
 
 
-def leverages(values: Sequence[float]) -> PageFigure:
-    """All of the last request, the largest first."""
-    shown = np.sort(np.array(values, dtype=float))[::-1]
-    places = np.unique(np.linspace(0, len(shown) - 1, min(len(shown), MOST_POINTS)).astype(int))
-    figure, (ax,) = new_figure(WIDTH, HEIGHT)
-    few = len(shown) <= 40
-    ax.plot(places + 1, shown[places], color=BLUE, linewidth=1.4, marker="o" if few else None, markersize=4)
-    _limit(ax)
-    ax.locator_params(axis="x", integer=True)
-    ax.set_xlabel("directions, the most affected first")
-    ax.set_ylabel("leverage")
-    title = f"The leverages of the last erasure, the largest {number(float(shown[0]))}"
-    caption = (
-        "The leverages of the last erasure. 0: the other samples say the same. 1: nobody but these samples said it. "
-        f"Above {LARGE_LEVERAGE:g} (dotted) the verdict is caution."
-    )
-    return PageFigure("leverages", title, caption, "", figure)
+def over_requests(shown: Sequence[tuple[int, Mapping[str, Any]]], limited: bool = True) -> list[PageFigure]:
+    """Loss and largest leverage, request by request, rounded up as they are shown; what no request has is not drawn.
 
-
-def over_requests(diagnostics: Sequence[Mapping[str, Any]], limited: bool = True) -> list[PageFigure]:
-    """Loss and largest leverage, request by request; those that no request has are not drawn.
-
-    `limited`: a large leverage makes the verdict caution, as it does where no distance is bounded.
+    `shown`: the place of each erasure among all, and its diagnostics. `limited`: a large leverage makes the verdict
+    caution, as it does where no distance is bounded.
     """
     drawn = []
-    which = f"the last {LATEST} erasures" if len(diagnostics) > LATEST else f"each of {len(diagnostics)} erasures"
-    places = np.arange(1, len(diagnostics) + 1)[-LATEST:]
+    which = f"{'the last ' * (len(shown) > LATEST)}{min(len(shown), LATEST)} erasures of enough samples"
+    places = np.array([place for place, _ in shown[-LATEST:]])
     size = 5 if len(places) <= 60 else 2.5
     before, after, largest = (
-        np.array([np.nan if d.get(name) is None else float(d[name]) for d in diagnostics[-LATEST:]])
+        np.array([np.nan if d.get(name) is None else float(d[name]) for _, d in shown[-LATEST:]])
         for name in ("loss_before", "loss_after", "leverage_max")
     )
     if np.isfinite(after).any():
@@ -85,7 +66,7 @@ def over_requests(diagnostics: Sequence[Mapping[str, Any]], limited: bool = True
         _counted(ax, places)
         ax.legend(fontsize=8, frameon=False)
         title = f"Mean loss on the erased samples before and after {which}"
-        caption = f"The loss on the erased samples before and after, for {which}. It should rise."
+        caption = f"The loss on the erased samples before and after, for {which}, rounded up to powers of two."
         drawn.append(PageFigure("losses", title, caption, "", figure))
     if np.isfinite(largest).any():
         figure, (ax,) = new_figure(WIDTH, HEIGHT)
@@ -95,7 +76,7 @@ def over_requests(diagnostics: Sequence[Mapping[str, Any]], limited: bool = True
         ax.set_ylabel("largest leverage")
         _counted(ax, places)
         title = f"Largest leverage of {which}, at most {number(float(np.nanmax(largest)))}"
-        caption = f"The largest leverage of {which}."
+        caption = f"The largest leverage of {which}, rounded up to powers of two."
         caption += f" Above {LARGE_LEVERAGE:g} (dotted) the verdict is caution." * limited
         drawn.append(PageFigure("largest-leverages", title, caption, "", figure))
     return drawn

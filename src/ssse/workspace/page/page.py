@@ -6,28 +6,29 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ssse.rendering.document import PageFigure
 from ssse.rendering.numbers import NOTHING, duration
 from ssse.rendering.templates import template
 from ssse.verdict import probe_in_words
 from ssse.workspace.page import evidence, figures, words
 from ssse.workspace.page.story import Entry, Request, Story
-from ssse.workspace.record import describe
+from ssse.workspace.record import describe, ledger
+from ssse.workspace.record.published import PUBLIC
+from ssse.workspace.record.residues import what_remains
 
 SHOWN = 20  # requests and entries in view when there are many
 FEW = 30  # up to here all are in view
 ATTENTION = 100  # earlier requests that are in view because they were not carried out
 PRINTED = 60  # rows that a print unfolds; more are left to the command that lists them
 RECORD = 200_000  # characters of entries word for word
-SECRET = "not shown on this page"  # with the salt, somebody who has a sample could tell whether it was erased
 LONG = 12  # numbers of a list that are shown word for word
 
 
-def render(entries: Sequence[Mapping[str, Any]], *, name: str, head: str, checked: str | None = None) -> str:
+def render(entries: Sequence[ledger.Entry], *, name: str, head: str, checked: str | None = None) -> str:
     """One HTML file: no network, no script; the same entries give the same bytes.
 
     Args:
-        entries: those of the ledger, oldest first. head: the hash of the last.
+        entries: those of the ledger, oldest first; what of them may not be shown is left out here. head: the hash of
+            the last.
         name: of the workspace. checked: what the last check of the files found, in a sentence.
     """
     story = Story(entries)
@@ -49,7 +50,8 @@ def render(entries: Sequence[Mapping[str, Any]], *, name: str, head: str, checke
         choice=evidence.choice(story),
         remains=_remains(story),
         ledger=_folded(story.entries, lambda entry: False, _entry_row),
-        record=_record(entries),
+        record=_record(story.entries),
+        few=PUBLIC,
         provenance=_provenance(story),
     )
 
@@ -70,7 +72,7 @@ def _folded(items: Sequence[Any], important: Any, row: Any) -> dict[str, Any]:
 
 
 def _needs_attention(request: Request) -> bool:
-    return request.state in ("refused", "pending", "unsealed")
+    return request.state in ("refused", "pending", "unsealed", "held", "reverted")
 
 
 # ── the parts of the page ─────────────────────────────────────────────────────────────────────────────────────────
@@ -87,6 +89,7 @@ def _summary(story: Story) -> dict[str, Any]:
     else:
         counts = (
             (done, "carried out"),
+            (len(story.of("reverted")), "undone"),
             (refused, "refused"),
             (pending, "pending"),
             (idle, "with nothing left to erase"),
@@ -100,29 +103,33 @@ def _summary(story: Story) -> dict[str, Any]:
         "refused": describe.whole(refused),
         "pending": describe.whole(pending),
         "unsealed": unsealed,
+        "held": [request.id for request in story.of("held")],
         "fitted": story.last("fitted") is not None,
         "erased": describe.whole(story.erased_samples),
         "samples": describe.whole(story.samples),
         "share": f"{story.erased_samples / story.samples:.2%}" if story.samples and story.erased_samples else "",
         "verdict": None if last is None else _verdict(last),
         "last": last,
-        "weights": story.current("weights"),
+        "weights": story.weights,
     }
 
 
 def _verdict(request: Request) -> tuple[str, str]:
     verdict = request.verdict
-    if request.forced:
-        return words.FORCED
+    if request.overridden:
+        return words.OVERRIDDEN.format(", ".join(request.overridden)), "no"
     return (NOTHING, "word") if verdict is None else words.VERDICTS.get(verdict, (verdict, "word"))
 
 
 def _meaning(request: Request) -> str:
-    return words.FORCED_MEANING if request.forced else words.MEANINGS.get(str(request.verdict), "")
+    if request.overridden:
+        return words.OVERRIDDEN_MEANING.format(", ".join(request.overridden))
+    return words.MEANINGS.get(str(request.verdict), "")
 
 
 def _request_row(request: Request) -> dict[str, Any]:
     reason = request.details("refused").get("reason") if request.state == "refused" else None
+    reason = " ".join(request.details("erased").get("why_held") or ()) if request.state == "held" else reason
     return {
         "id": request.id,
         "received": request.received,
@@ -145,9 +152,9 @@ def _erasure_row(request: Request) -> dict[str, Any]:
         "scale": describe.number(erased.get("scale")),
         "damping": describe.number(erased.get("damping")),
         "loss": words.change(diagnostics.get("loss_before"), diagnostics.get("loss_after")),
-        "largest": describe.number(diagnostics.get("leverage_max")),
-        "sum": describe.number(diagnostics.get("leverage_sum")),
-        "step": describe.number(diagnostics.get("relative_step")),
+        "largest": words.up_to(diagnostics.get("leverage_max")),
+        "sum": words.up_to(diagnostics.get("leverage_sum")),
+        "step": words.up_to(diagnostics.get("relative_step")),
         "distance": describe.distance_from_refit(erased),
         "verdict": _verdict(request),
         "reasons": list(diagnostics.get("reasons") or ()),
@@ -190,23 +197,25 @@ def _method(story: Story) -> list[tuple[str, str, str]]:
 
 
 def _drawings(story: Story) -> list[dict[str, Any]]:
-    """Of the erasures: the leverages of the last, and all of them one after another."""
-    drawn: list[PageFigure] = []
-    if story.erasures:
-        values = [v for v in story.erasures[-1].diagnostics.get("leverages") or () if v is not None]
-        drawn += [figures.leverages(values)] if values else []
-    if len(story.erasures) > 1:
-        drawn += figures.over_requests([request.diagnostics for request in story.erasures], not story.of_sklearn)
-    return figures.inlined(drawn)
+    """Of the erasures, one after another: those of enough samples."""
+    shown = [(i, r.diagnostics) for i, r in enumerate(story.erasures, start=1) if "loss_after" in r.diagnostics]
+    return figures.inlined(figures.over_requests(shown, not story.of_sklearn) if len(shown) > 1 else [])
 
 
 def _remains(story: Story) -> dict[str, Any]:
-    last = next((r for r in reversed(story.erasures) if r.state == "erased"), None)
+    last = next((r for r in reversed(story.erasures) if r.state in ("erased", "held")), None)
+    created = story.last("created")
+    if last is None or created is None:
+        lines = []
+    elif last.state == "held":
+        lines = what_remains(last.details("erased"), created["details"], held=True)
+    else:
+        lines = list(last.details("sealed").get("remains") or ())
     model = story.known("model", "created") or {}
     sealed = [r.details("sealed") for r in story.erasures if r.state == "erased"]
     return {
         "last": last,
-        "lines": [] if last is None else list(last.details("sealed").get("remains") or ()),
+        "lines": lines,
         "weights": _tally(sealed, "old_weights"),
         "curvature": _tally(sealed, "old_curvature"),
         "unsealed": [r.id for r in story.erasures if r.state == "unsealed"],
@@ -275,7 +284,7 @@ def _record(entries: Sequence[Entry]) -> dict[str, Any]:
 
 def _shortened(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): SECRET if key == "salt" else _shortened(entry) for key, entry in value.items()}
+        return {str(key): _shortened(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         kept = [_shortened(entry) for entry in value[: LONG - 2 if len(value) > LONG else LONG]]
         return kept + ([f"… {len(value) - len(kept):,} more"] if len(value) > len(kept) else [])
@@ -302,7 +311,6 @@ def _provenance(story: Story) -> dict[str, Any]:
         "seconds": None if details.get("seconds") is None else duration(details["seconds"]),
         "gradient": words.maybe(details.get("gradient_norm")),
         "notes": [*_plan(details), *(details.get("notes") or ())],
-        "curvature": story.current("curvature"),
         "settings": [(key, describe.setting(value)) for key, value in _flat(story.known("settings") or {})],
     }
 

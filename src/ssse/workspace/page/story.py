@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from ssse.workspace.record.details import read_details
+from ssse.workspace.record import ledger
+from ssse.workspace.record.published import published
 
 Entry = Mapping[str, Any]
 OUTCOMES = ("received", "erased", "refused")  # what makes a request one
-STATES = ("created", "fitted", "calibrated", "erased")  # what leaves a state of weights and curvature behind
-State = Literal["erased", "unsealed", "refused", "pending", "nothing"]
+STATES = ("created", "fitted", "calibrated", "erased", "reverted")  # what leaves weights and curvature behind
+UNDONE = ("fitted", "calibrated", "erased")  # what going back to an earlier state undoes
+State = Literal["erased", "held", "unsealed", "reverted", "refused", "pending", "nothing"]
 
 
 @dataclass
 class Request:
     """One deletion request, and its latest entry of each kind.
 
-    `state`: "unsealed" is erased, but no entry says what became of the old weights and curvature; "nothing" is a
-    request whose samples had all been erased before.
+    `state`: "held" is erased, and waits for somebody to confirm it; "reverted" was, and somebody went back; "unsealed"
+    is erased, but no entry says what became of the old weights and curvature; "nothing" is a request whose samples had
+    all been erased before.
     """
 
     id: str
@@ -35,8 +38,13 @@ class Request:
                 return "pending"
             if not erased:
                 return "nothing"
+        if self._place("reverted") > max(erased, refused):
+            return "reverted"
         if erased > refused:
-            return "erased" if self._place("sealed") > erased else "unsealed"
+            if self._place("sealed") > erased:
+                return "erased"
+            waits = self.details("erased").get("held") and self._place("confirmed") < erased
+            return "held" if waits else "unsealed"
         return "refused" if refused else "pending"
 
     @property
@@ -45,12 +53,12 @@ class Request:
 
     @property
     def answered(self) -> str | None:
-        kind = {"erased": "erased", "unsealed": "erased", "refused": "refused"}.get(self.state)
+        kind = {"erased": "erased", "held": "erased", "unsealed": "erased", "refused": "refused"}.get(self.state)
         return None if kind is None else self.entries[kind]["time"]
 
     @property
     def done(self) -> bool:
-        return self.state in ("erased", "unsealed")
+        return self.state in ("erased", "held", "unsealed")
 
     @property
     def verdict(self) -> str | None:
@@ -63,9 +71,9 @@ class Request:
         return self.details("refused" if self.state == "refused" else "erased").get("diagnostics") or {}
 
     @property
-    def forced(self) -> bool:
-        """Whether it was carried out although it would have been refused."""
-        return self.done and bool(self.details("erased").get("forced"))
+    def overridden(self) -> list[str]:
+        """The bounds that it breaks, where it was carried out all the same."""
+        return list(self.details("erased").get("overridden") or ()) if self.done else []
 
     @property
     def k(self) -> int | None:
@@ -80,12 +88,10 @@ class Request:
 
 
 class Story:
-    """Everything that the page says, as the entries have it."""
+    """Everything that the page says: what may be shown of the ledger's entries, and nothing else of them."""
 
-    def __init__(self, entries: Sequence[Entry]):
-        self.entries: list[dict[str, Any]] = [
-            {**entry, "details": read_details(entry["kind"], entry["details"])} for entry in entries
-        ]
+    def __init__(self, entries: Iterable[ledger.Entry]):
+        self.entries: list[dict[str, Any]] = [published(entry) for entry in entries]
 
     @cached_property
     def requests(self) -> list[Request]:
@@ -99,6 +105,10 @@ class Story:
                 request.first_received = request.first_received or entry["time"]
             elif name in by_id:
                 by_id[name].entries[kind] = entry
+            elif kind in ("confirmed", "reverted"):
+                for one in entry["details"].get("requests") or ():
+                    if one in by_id:
+                        by_id[one].entries[kind] = entry
         return list(by_id.values())
 
     @cached_property
@@ -127,9 +137,18 @@ class Story:
     def last(self, *kinds: str, having: str | None = None) -> Entry | None:
         """The latest entry of these kinds (of all, if none is named) that says something about `having`."""
         for entry in reversed(self.entries):
+            if entry["seq"] in self.undone:
+                continue
             if (not kinds or entry["kind"] in kinds) and (having is None or entry["details"].get(having) is not None):
                 return entry
         return None
+
+    @cached_property
+    def undone(self) -> set[int]:
+        """Entries of what is not in force any more, because somebody went back to a state before them."""
+        stretches = [(entry["details"]["back_to"], entry["seq"]) for entry in self.all("reverted")]
+        places = (entry["seq"] for entry in self.entries if entry["kind"] in UNDONE)
+        return {seq for seq in places if any(start < seq < end for start, end in stretches)}
 
     def known(self, name: str, *kinds: str) -> Any:
         """The latest value of a detail; None where no entry has one."""
@@ -147,16 +166,20 @@ class Story:
         if fitted is None:
             first = next(iter(self.all("erased")), None)
             return None if first is None else first["details"].get("n")
-        since = sum(e["details"].get("k") or 0 for e in self.all("erased") if e["seq"] > fitted["seq"])
+        since = sum(e["details"].get("k") or 0 for e in self.all("erased") if self._counts(e, fitted))
         return fitted["details"]["n"] - since + self.erased_samples
 
-    def current(self, name: str) -> str | None:
-        """The digest of what is in force now, of "weights" or "curvature"; None where it is not recorded."""
+    def _counts(self, erased: Entry, fitted: Entry) -> bool:
+        return erased["seq"] > fitted["seq"] and erased["seq"] not in self.undone
+
+    @property
+    def weights(self) -> str | None:
+        """The digest of those in force now; None where it is not recorded."""
         for entry in reversed(self.entries):
             if entry["kind"] in STATES:
                 details = entry["details"]
                 if "after" in details:
-                    return (details["after"] or {}).get(name)
-                if details.get(name):
-                    return details[name]
+                    return (details["after"] or {}).get("weights")
+                if details.get("weights"):
+                    return details["weights"]
         return None

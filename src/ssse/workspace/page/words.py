@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from ssse.workspace.record.describe import number
 
+HIDDEN = "not shown"
 # A sign and a word: readable without colour. The second word is the class of its colour.
 STATES = {
     "erased": ("✔ erased", "yes"),
+    "held": ("◐ erased, waits for confirmation", "partly"),
+    "reverted": ("↶ erased and undone", "no"),
     "unsealed": ("◐ erased, clean-up not recorded", "partly"),
     "refused": ("✘ refused", "no"),
     "pending": ("… pending", "partly"),
@@ -16,8 +19,8 @@ MEANINGS = {
     "ok": "The last erasure is one that is vouched for.",
     "caution": "The last erasure was carried out, but is not vouched for.",
 }
-FORCED = ("▲ caution, by force", "no")
-FORCED_MEANING = "The last erasure was taken by force: by all that was measured, its step cannot be right."
+OVERRIDDEN = "▲ caution, overriding {}"
+OVERRIDDEN_MEANING = "The last erasure was taken although it breaks bounds past which no step should be right: {}."
 VERDICTS = {"ok": ("✔ ok", "yes"), "caution": ("▲ caution", "partly"), "refused": ("✘ refused", "no")}
 KINDS = {
     "created": "workspace made",
@@ -28,6 +31,8 @@ KINDS = {
     "erased": "samples erased",
     "sealed": "old files dealt with",
     "refused": "request refused",
+    "confirmed": "erasures confirmed",
+    "reverted": "erasures undone",
     "evaluated": "models measured",
     "upgraded": "workspace upgraded",
 }
@@ -112,5 +117,10 @@ def measure_meaning(key: str) -> str:
     return MEASURES.get("kl" if key.startswith("kl_") else key, "")
 
 
+def up_to(value: float | None) -> str:
+    """What was measured on samples is rounded up before it is shown, or not shown at all."""
+    return HIDDEN if value is None else f"≤ {number(value)}"
+
+
 def change(before: float | None, after: float | None) -> str:
-    return f"{number(before)} → {number(after)}"
+    return HIDDEN if before is None and after is None else f"{up_to(before)} → {up_to(after)}"

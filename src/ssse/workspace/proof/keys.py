@@ -170,7 +170,11 @@ def make_pair(path: Path, passphrase: str | None = None) -> PublicKey:
     path.parent.mkdir(parents=True, exist_ok=True)
     # The public one first: a private key without it would still sign, and nobody could check.
     files.write_new(public, key.public_pem(), 0o644)
-    files.write_new(path, key.to_pem(passphrase), 0o600)
+    try:
+        files.write_new(path, key.to_pem(passphrase), 0o600)
+    except BaseException:
+        public.unlink()
+        raise
     return key.public
 
 

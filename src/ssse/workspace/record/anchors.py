@@ -23,7 +23,7 @@ from ssse.system import files
 from ssse.workspace import settings as toml
 from ssse.workspace.proof.checkpoint import LONGEST_FILE, LONGEST_LINE, MOST_LINES, Checkpoint, parse_all
 from ssse.workspace.proof.keys import PASSPHRASE
-from ssse.workspace.record.heads import Heads
+from ssse.workspace.record.heads import Heads, head_at
 from ssse.workspace.record.ledger import Ledger
 from ssse.workspace.record.signing import outside
 from ssse.workspace.settings import Settings
@@ -84,7 +84,6 @@ class Anchors:
         """
         if not self or not ledger.has_leaves:
             return
-        heads = Heads.of(ledger)
         if self.file is not None:
             there = read_heads(self.file).heads if self.file.exists() else []
             if not there and (known := published.get(f"file={self.name}", 0)):
@@ -94,9 +93,9 @@ class Anchors:
                     f"as record.anchor in {toml.FILE}",
                     str(self.file),
                 )
-            if contradiction := contradicts(heads, there):
+            if contradiction := _last_contradicts(ledger, there):
                 raise Damaged(f"'{self.file}' {contradiction} Nothing was changed.")
-        if self.command is not None and published.get(f"command={self.command}", 0) > heads.size:
+        if self.command is not None and published.get(f"command={self.command}", 0) > ledger.frontier.size:
             raise Damaged("The ledger is shorter than the seal says that it was published: it was rolled back.")
 
     def publish(self, ledger: Path, published: Mapping[str, int]) -> dict[str, int]:
@@ -108,16 +107,16 @@ class Anchors:
         if not self:
             return {}
         with Ledger.read(ledger) as opened:
-            heads = Heads.of(opened)
-        if self.file is not None:
-            try:
-                _append(self.file, heads)
-            except (OSError, InvalidData) as error:
-                raise NotPublished(f"The head was not published in '{self.file}': {error}. {REPEAT}") from error
-        place = f"command={self.command}"
-        if self.command is not None and published.get(place, 0) < heads.size:
-            _run(self.command, heads.newest().note())
-        return dict.fromkeys(self.places, heads.size)
+            size = opened.frontier.size
+            if self.file is not None:
+                try:
+                    _append(self.file, opened)
+                except (OSError, InvalidData) as error:
+                    raise NotPublished(f"The head was not published in '{self.file}': {error}. {REPEAT}") from error
+            note = head_at(opened, size).note()
+        if self.command is not None and published.get(f"command={self.command}", 0) < size:
+            _run(self.command, note)
+        return dict.fromkeys(self.places, size)
 
 
 @dataclass(frozen=True)
@@ -146,13 +145,26 @@ def read_heads(path: Path) -> HeadsFile:
 
 def contradicts(heads: Heads, published: list[Checkpoint]) -> str:
     """What speaks against the ledger being the one whose heads were published; nothing if all is well."""
-    for head in published:
-        if head.origin != heads.origin:
-            return f"has heads of {head.origin}, and this ledger is {heads.origin}: another one, or written anew."
-        if head.size > heads.size:
-            return f"has a head of {head.size} entries, and the ledger has {heads.size}: it was rolled back or cut."
-        if not heads.continues(head):
-            return f"has another head of {head.size} entries ({head.time}) than the ledger: it was written anew."
+    found = (_contradicts(head, heads.at(min(head.size, heads.size)), heads.size) for head in published)
+    return next((contradiction for contradiction in found if contradiction), "")
+
+
+def _last_contradicts(ledger: Ledger, published: list[Checkpoint]) -> str:
+    """The same of the last head, which follows from all before it."""
+    if not published:
+        return ""
+    size, last = ledger.frontier.size, published[-1]
+    return _contradicts(last, head_at(ledger, min(last.size, size)), size)
+
+
+def _contradicts(published: Checkpoint, ours: Checkpoint, size: int) -> str:
+    """`ours`: the ledger's head of the same size, or its newest; `size`: of the ledger."""
+    if published.origin != ours.origin:
+        return f"has heads of {published.origin}, and this ledger is {ours.origin}: another one, or written anew."
+    if published.size > size:
+        return f"has a head of {published.size} entries, and the ledger has {size}: it was rolled back or cut."
+    if not published.same_tree(ours):
+        return f"has another head of {published.size} entries ({published.time}) than the ledger: it was written anew."
     return ""
 
 
@@ -167,13 +179,13 @@ def _parse(content: bytes) -> HeadsFile:
     return HeadsFile(found, rest.encode() + content[whole:])
 
 
-def _append(path: Path, heads: Heads) -> None:
+def _append(path: Path, ledger: Ledger) -> None:
     """Only ever at the end, in one write, so that the file may be one that its disk lets grow alone."""
     there = read_heads(path) if path.exists() else HeadsFile([], b"")
-    if contradiction := contradicts(heads, there.heads):
+    if contradiction := _last_contradicts(ledger, there.heads):
         raise InvalidData(f"it {contradiction}")
     last = there.heads[-1].size if there.heads else 0
-    due = _due(heads, last, there.rest)
+    due = _due(ledger, last, there.rest)
     if not due:
         return
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOCTTY, 0o644)
@@ -186,16 +198,17 @@ def _append(path: Path, heads: Heads) -> None:
     files.sync(path.parent)
 
 
-def _due(heads: Heads, last: int, rest: bytes) -> bytes:
+def _due(ledger: Ledger, last: int, rest: bytes) -> bytes:
     """What is missing behind the last head: the end of one that was begun, and the newest."""
-    due = b""
+    due, newest = b"", ledger.frontier.size
     if rest:
-        begun = (heads.at(size) for size in range(heads.size, last, -1))
+        heads = Heads.of(ledger)
+        begun = (heads.at(size) for size in range(newest, last, -1))
         begun = next((head for head in begun if head.record().encode().startswith(rest)), None)
         if begun is None:
             raise InvalidData("it ends in the middle of a head that this ledger does not have")
         due, last = begun.record().encode()[len(rest) :], begun.size
-    return due + (heads.newest().record().encode() if last < heads.size else b"")
+    return due + (head_at(ledger, newest).record().encode() if last < newest else b"")
 
 
 def _check_command(command: str, recorded: str | None, given: Any) -> None:

@@ -6,15 +6,14 @@ import errno
 import os
 import shutil
 import sqlite3
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
-from ssse.errors import BrokenArtefact
+from ssse.errors import BrokenArtefact, InvalidSetting
 from ssse.system import files
+from ssse.workspace.record.image import image
 
 FILE = "ledger.sqlite"
 LOG, INDEX, JOURNAL = (f"{FILE}-{end}" for end in ("wal", "shm", "journal"))  # SQLite's own; the last is none of ours
@@ -23,29 +22,25 @@ PAUSE = 0.001
 ROOM = 1 << 16  # bytes that SQLite needs beside the file even to read
 
 
-@contextmanager
-def copied(path: Path) -> Iterator[Path]:
-    """A copy of the file and its log, to be read where reading must not write, as SQLite does beside the file.
-
-    For a ledger that nobody writes to; who reads it may still bring the log into the file, so until nothing moved.
-    """
-    with tempfile.TemporaryDirectory(prefix="ssse-ledger-") as place:
-        copy, before = Path(place) / path.name, None
-        while before != (before := _stamps(path)):
-            for name in (FILE, LOG):
-                (copy.parent / name).unlink(missing_ok=True)
-                with suppress(FileNotFoundError):
-                    shutil.copyfile(path.with_name(name), copy.with_name(name))
-        yield copy
-
-
-def _stamps(path: Path) -> list[Any]:
-    stamps = []
-    for name in (FILE, LOG):
-        with suppress(FileNotFoundError):
-            stat = path.with_name(name).stat()
-            stamps.append((name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
-    return stamps
+def in_memory(path: Path) -> sqlite3.Connection:
+    """To be read where reading must not write, as SQLite does beside the file. For a ledger that nobody writes to."""
+    _refuse_journal(path)
+    if not hasattr(sqlite3.Connection, "deserialize"):
+        raise InvalidSetting(
+            "The SQLite of this Python was built without deserialize, and without it the ledger could only be read "
+            "from a copy, which would hold its secrets. Use another Python."
+        )
+    content = image(path, path.with_name(LOG))
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        connection.execute("PRAGMA temp_store = MEMORY")  # nothing of it is sorted in a file either
+        if content:  # SQLite takes an empty file for an empty database, and refuses empty bytes
+            connection.deserialize(content)
+        _look(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def in_place(path: Path) -> sqlite3.Connection | None:
@@ -62,19 +57,29 @@ def in_place(path: Path) -> sqlite3.Connection | None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    if files.size(path.with_name(JOURNAL)):  # SQLite would roll it back into the file before anything else
-        raise BrokenArtefact(f"'{path.with_name(JOURNAL)}' should not be there: no command of ssse left it.")
+    _refuse_journal(path)
     # isolation_level=None: transactions begin and end where we say. FULL: a commit is on the disk when it returns.
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=WAIT, isolation_level=None)
     try:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA wal_autocheckpoint = 0")  # when the log is brought in, `settle` says
-        connection.execute("PRAGMA trusted_schema = OFF")
-        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()  # what cannot be opened is seen here
+        connection.execute("PRAGMA temp_store = MEMORY")
+        _look(connection)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _refuse_journal(path: Path) -> None:
+    if files.size(path.with_name(JOURNAL)):  # SQLite would roll it back into the file before anything else
+        raise BrokenArtefact(f"'{path.with_name(JOURNAL)}' should not be there: no command of ssse left it.")
+
+
+def _look(connection: sqlite3.Connection) -> None:
+    """What cannot be opened is seen here."""
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
 
 
 @contextmanager

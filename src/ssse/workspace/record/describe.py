@@ -11,6 +11,14 @@ from ssse.workspace.record.details import read_details
 SHORT = 12  # characters of a digest by which people tell two apart
 NAMED = 5  # requests in a sentence
 
+BECAUSE = {
+    "refused": "the step was refused by the curvature from before",
+    "leverage": "samples held most of a direction of the curvature from before",
+    "dropped": "the last request had dropped the curvature",
+    "schedule": "erase.refit says so",
+    "worthwhile": "fit --when-needed",
+}
+
 Details = Mapping[str, Any]
 
 
@@ -76,6 +84,8 @@ def distance_from_refit(erased: Details) -> str:
     if erased.get("exact"):
         return "rounding"
     bound = erased.get("distance_bound")
+    if bound is None and erased.get("proved"):
+        return "proved, and not shown"  # of few samples it could tell whose they are
     return "not proved" if bound is None else f"at most {number(bound)}"
 
 
@@ -107,7 +117,16 @@ def _fitted(d: Details) -> str:
         form = ", ".join(part for part in (structure, rows and f"{rows} rows") if part)
         form += f", λ = {number(d.get('damping'))}"
     excluded = f"; {count(d['excluded'], 'erased sample')} left out" if d.get("excluded") else ""
-    return f"{count(d.get('n'), 'sample')}, {count(d.get('d'), 'parameter')}, {form}{excluded}"
+    return f"{count(d.get('n'), 'sample')}, {count(d.get('d'), 'parameter')}, {form}{excluded}{_by_itself(d)}"
+
+
+def _by_itself(d: Details) -> str:
+    """Why nobody had to ask for a fit, and what it cost."""
+    if d.get("because") is None:
+        return ""
+    why = BECAUSE.get(d["because"], d["because"])
+    took = "" if d.get("seconds") is None else f", {d['seconds']:.1f} s"
+    return f"; anew after {count(d.get('after_requests'), 'request')}{took}: {why}"
 
 
 def _calibrated(d: Details) -> str:
@@ -124,7 +143,8 @@ def _erased(d: Details) -> str:
     sklearn = d["engine"] == "sklearn"
     how = f"distance from a refit: {distance_from_refit(d)}" if sklearn else f"ε = {number(d.get('scale'))}"
     step = f"{whole(d.get('k'))} of {count(d.get('n'), 'sample')}, {how}; verdict {d.get('verdict', 'unknown')}"
-    step += ", taken by force" if d.get("forced") else ""
+    step += f", overriding {', '.join(d['overridden'])}" if d.get("overridden") else ""
+    step += ", held until confirmed" if d.get("held") else ""
     return f"{step}; weights {digest(before.get('weights'))} → {digest(after.get('weights'))}"
 
 
@@ -133,6 +153,15 @@ def _sealed(d: Details) -> str:
     if weights == curvature:
         return f"old weights and curvature {weights}"
     return f"old weights {weights}, old curvature {curvature}"
+
+
+def _confirmed(d: Details) -> str:
+    return f"{named(d.get('requests') or [])}: the model from before goes"
+
+
+def _reverted(d: Details) -> str:
+    weights = digest((d.get("after") or {}).get("weights"))
+    return f"{named(d.get('requests') or [])} undone: back to the state of entry {d.get('back_to')}, weights {weights}"
 
 
 def _refused(d: Details) -> str:
@@ -152,6 +181,8 @@ _LINES = {
     "received": _received,
     "erased": _erased,
     "sealed": _sealed,
+    "confirmed": _confirmed,
+    "reverted": _reverted,
     "refused": _refused,
     "evaluated": _evaluated,
     "upgraded": _upgraded,

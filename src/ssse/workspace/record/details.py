@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+FORCE = "force"  # what overrode bounds before they had names
 RENAMED = {"epsilon": "distance_bound", "gradient": "gradient_bound"}  # in entries without the field "engine"
 # What structures held in version 0.1, whose entries name the structure alone: when fitted; after an erasure; whether a
 # remainder stays in a rebased stream.
@@ -37,7 +38,9 @@ HELD: dict[str, tuple[str, str, bool]] = {
 
 
 def read_details(kind: str, details: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With `engine`, and by today's names: `distance_bound`, `holds`, `keeps_remainder`."""
+    """With `engine`, and by today's names: `distance_bound`, `holds`, `keeps_remainder`, `overridden`."""
+    if kind == "erased" and "forced" in details:  # one option was for all bounds, and nobody wrote down which
+        details = {**details, "overridden": [FORCE] if details.get("forced") else []}
     if kind not in ("created", "fitted", "erased") or "engine" in details:
         return details
     now = {RENAMED.get(name, name): value for name, value in details.items()}

@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,8 +37,10 @@ from ssse.workspace.record.seal import Seal
 WEIGHTS, SKOPS, CURVATURE = "weights.safetensors", "model.skops", "curvature"
 MODELS = (WEIGHTS, SKOPS)  # names that the model of a state may have
 SAMPLES, PAGE = "samples.safetensors", "report.html"
-MAKERS = ("created", "fitted", "calibrated", "erased")  # entries that make a state
+MAKERS = ("created", "fitted", "calibrated", "erased", "reverted")  # entries that make a state
 TEMPORARY = tuple(f".{name}" for name in (SEAL, PAGE, SAMPLES, "current"))  # beginnings of names before the rename
+STATES = "states"
+OTHERS = 0o077  # of a mode: what is not the owner's
 SPARE = 1 << 20  # bytes beside the state: ledger, seal
 
 
@@ -51,7 +54,7 @@ class Folder:
 
     @property
     def states(self) -> Path:
-        return self.path / "states"
+        return self.path / STATES
 
     @property
     def current(self) -> Path:
@@ -126,6 +129,38 @@ class Folder:
         free = shutil.disk_usage(self.path).free
         if free < needed + SPARE:
             raise OSError(errno.ENOSPC, f"This needs {needed + SPARE:,} bytes and {free:,} are free", str(self.path))
+
+
+def settle_state(state: Path) -> None:
+    """The modes of a new state. Who serves the model may be somebody else; the rest is its owner's alone."""
+    allowed, _ = files.usual_modes(state)
+    models = {state / name for name in MODELS}
+    files.settle_modes(state, lambda path: allowed if path in models else files.private_mode(path))
+
+
+def restrict(workspace: Path) -> None:
+    """Its owner's alone, as `init` makes it, but for the models in its states: those keep their modes. Links stay."""
+    models = _models(workspace)
+    files.settle_modes(workspace, lambda path: _mode(path) if path in models else files.private_mode(path))
+
+
+def open_to_others(workspace: Path) -> list[str]:
+    """What `restrict` would close: nothing where nobody else may enter the folder."""
+    if not _mode(workspace) & OTHERS:
+        return []
+    inside = {path for path in workspace.rglob("*") if not path.is_symlink()} - _models(workspace)
+    return sorted(path.relative_to(workspace).as_posix() for path in {workspace, *inside} if _mode(path) & OTHERS)
+
+
+def _models(workspace: Path) -> set[Path]:
+    return {path for name in MODELS for path in workspace.glob(f"{STATES}/*/{name}")}
+
+
+def _mode(path: Path) -> int:
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:  # SQLite takes its own files away when the last reader is done
+        return 0
 
 
 def link_model(old: Path, new: Path) -> None:

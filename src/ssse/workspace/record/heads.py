@@ -26,9 +26,9 @@ class Heads:
 
     @classmethod
     def of(cls, ledger: Ledger) -> Heads:
-        """Only as far as there are leaves: another process may be appending."""
+        """For who has the workspace locked: entries and leaves are read one after the other."""
         pairs = list(ledger.leaves())
-        entries = list(ledger.entries())[: len(pairs)]
+        entries = list(ledger.entries())
         if not pairs:
             raise InvalidSetting(
                 "This workspace was made by an earlier version and has no leaves to prove anything by; `ssse upgrade` "
@@ -63,28 +63,18 @@ class Heads:
         """Which one the ledger itself names, entry by entry."""
         found, now = [], None
         for entry in self.entries:
-            if entry.kind in NAMES_KEY and "public_key" in entry.details:
-                text = entry.details["public_key"]
-                try:
-                    now = None if text is None else PublicKey.from_text(text)
-                except (InvalidData, AttributeError, TypeError) as error:
-                    raise BrokenArtefact(f"The ledger is damaged: entry {entry.seq} names no key ({error}).") from None
+            now = key_named(entry) if entry.kind in NAMES_KEY else now
             found.append(now)
         return found
 
     def at(self, size: int) -> Checkpoint:
         """The head when there were so many entries, with its signature."""
-        last, key = self.entries[size - 1], self.keys[size - 1]
+        last = self.entries[size - 1]
         head = Checkpoint(self.origin, size, self.roots[size - 1], last.hash, last.time)
-        signature = self.signature(size)
-        return head if key is None or signature is None else head.signed(key.signature(self.origin, signature))
+        return _signed(head, self.keys[size - 1], self.signature(size))
 
     def signature(self, size: int) -> bytes | None:
-        text = self.signatures[size - 1]
-        try:
-            return None if text is None else decoded(text, SIGNED, "A signature")
-        except (InvalidData, AttributeError, TypeError):
-            return b""  # which no key made
+        return _signature(self.signatures[size - 1])
 
     def newest(self) -> Checkpoint:
         return self.at(self.size)
@@ -111,3 +101,30 @@ class Heads:
             signature, text = self.signature(size), self.at(size).text().encode()
             if signature is None or not any(key.signed(text, signature) for key in keys):
                 yield size
+
+
+def head_at(ledger: Ledger, size: int) -> Checkpoint:
+    """One head alone, without reading every entry."""
+    last, named = ledger.entry(size), ledger.last_before(size + 1, *NAMES_KEY)
+    head = Checkpoint(origin_of(ledger.entry(1).hash), size, ledger.frontier_at(size).root(), last.hash, last.time)
+    return _signed(head, None if named is None else key_named(named), _signature(ledger.signature(size)))
+
+
+def key_named(entry: Entry) -> PublicKey | None:
+    """The key that an entry says is in force from itself on; those of earlier versions name none."""
+    text = entry.details.get("public_key")
+    try:
+        return None if text is None else PublicKey.from_text(text)
+    except (InvalidData, AttributeError, TypeError) as error:
+        raise BrokenArtefact(f"The ledger is damaged: entry {entry.seq} names no key ({error}).") from None
+
+
+def _signed(head: Checkpoint, key: PublicKey | None, signature: bytes | None) -> Checkpoint:
+    return head if key is None or signature is None else head.signed(key.signature(head.origin, signature))
+
+
+def _signature(text: str | None) -> bytes | None:
+    try:
+        return None if text is None else decoded(text, SIGNED, "A signature")
+    except (InvalidData, AttributeError, TypeError):
+        return b""  # which no key made

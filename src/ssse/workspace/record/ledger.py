@@ -14,53 +14,26 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ssse.errors import BrokenArtefact
 from ssse.system.digests import digest_bytes, digest_file
 from ssse.system.environment import clock
+from ssse.system.files import create_private
 from ssse.workspace.proof.checkpoint import Checkpoint, encoded, origin_of
 from ssse.workspace.proof.keys import PrivateKey
 from ssse.workspace.proof.merkle import Frontier, leaf_hash
-from ssse.workspace.record.database import FILE, connect, copied, in_place, in_words, settle, unsettled
+from ssse.workspace.record.database import FILE, connect, in_memory, in_place, in_words, settle, unsettled
 from ssse.workspace.record.entry import FIRST, SHOWN, Entry, blind, canonical, digest_shown
 from ssse.workspace.record.published import published
+from ssse.workspace.record.schema import BEFORE, LEAVES, SCHEMA, expected_schema, schema_of, statements
 
 AT_A_TIME = 500  # parameters of one SQL statement
-ERASED = "SELECT digest, request FROM samples JOIN entries ON seq = entry"
-BEFORE = """\
-CREATE TABLE entries (
-    seq INTEGER PRIMARY KEY, time TEXT NOT NULL, kind TEXT NOT NULL, request TEXT, details TEXT NOT NULL,
-    previous TEXT NOT NULL, hash TEXT NOT NULL UNIQUE);
-CREATE INDEX by_request ON entries (request, seq) WHERE request IS NOT NULL;
-CREATE INDEX by_kind ON entries (kind, seq);
-CREATE TABLE samples (entry INTEGER NOT NULL REFERENCES entries (seq), digest INTEGER NOT NULL);
-CREATE INDEX by_digest ON samples (digest);
-CREATE INDEX by_entry ON samples (entry);
-CREATE TRIGGER entries_stay BEFORE UPDATE ON entries BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-CREATE TRIGGER entries_are_kept BEFORE DELETE ON entries BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-CREATE TRIGGER samples_stay BEFORE UPDATE ON samples BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-CREATE TRIGGER samples_are_kept BEFORE DELETE ON samples BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-CREATE TRIGGER entries_follow BEFORE INSERT ON entries
-WHEN NEW.seq IS NOT 1 + (SELECT coalesce(max(seq), 0) FROM entries) BEGIN
-    SELECT RAISE(ABORT, 'the ledger is append-only');
-END;
-"""
-
-
-LEAVES = """\
-CREATE TABLE leaves (seq INTEGER PRIMARY KEY REFERENCES entries (seq), leaf TEXT NOT NULL, signature TEXT);
-CREATE TRIGGER leaves_stay BEFORE UPDATE ON leaves BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-CREATE TRIGGER leaves_are_kept BEFORE DELETE ON leaves BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
-CREATE TRIGGER leaves_follow BEFORE INSERT ON leaves
-WHEN NEW.seq IS NOT 1 + (SELECT coalesce(max(seq), 0) FROM leaves) BEGIN
-    SELECT RAISE(ABORT, 'the ledger is append-only');
-END;
-"""
-SCHEMA = BEFORE + LEAVES  # until version 0.2 there were no leaves
+ERASED = "SELECT digest, request, seq FROM samples JOIN entries ON seq = entry"
 
 
 class Ledger:
@@ -75,6 +48,7 @@ class Ledger:
 
     @classmethod
     def create(cls, path: Path) -> None:
+        create_private(path)  # what SQLite writes beside it gets the same mode
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(SCHEMA)
@@ -103,11 +77,16 @@ class Ledger:
     @contextmanager
     def read(cls, path: Path) -> Iterator[Ledger]:
         """For reading alone, also while another process writes, and on a read-only disk."""
-        with in_words(path), ExitStack() as stack:
-            connection = in_place(path)
-            if connection is None:  # SQLite reads only where it can also write, if only a little
-                connection = connect(stack.enter_context(copied(path)))
-            stack.enter_context(closing(connection))
+        # SQLite reads in place only where it can also write, if only a little.
+        with in_words(path), closing(in_place(path) or in_memory(path)) as connection:
+            connection.execute("PRAGMA query_only = ON")
+            yield cls(connection)
+
+    @classmethod
+    @contextmanager
+    def read_at_rest(cls, path: Path) -> Iterator[Ledger]:
+        """For reading alone while nobody writes, without a byte being written anywhere."""
+        with in_words(path), closing(in_memory(path)) as connection:
             connection.execute("PRAGMA query_only = ON")
             yield cls(connection)
 
@@ -126,7 +105,7 @@ class Ledger:
         Its details have the root of the tree of the leaves before it, which no hash of an entry covers.
         """
         with self._transaction():
-            for statement in _statements(LEAVES):
+            for statement in statements(LEAVES):
                 self._connection.execute(statement)
             grown = Frontier()
             for entry in list(self.entries()):
@@ -156,9 +135,7 @@ class Ledger:
         leaf = leaf_of(entry)
         grown, signature = before.add(leaf_hash(leaf.encode())), None
         if signer is not None:
-            first = self._one("WHERE seq = 1")
-            assert first is not None
-            head = Checkpoint(origin_of(first.hash), entry.seq, grown.root(), entry.hash, entry.time)
+            head = Checkpoint(origin_of(self.entry(1).hash), entry.seq, grown.root(), entry.hash, entry.time)
             signature = encoded(signer.sign(head.text().encode()))
         self._connection.execute("INSERT INTO leaves VALUES (?, ?, ?)", (entry.seq, leaf, signature))
         return grown
@@ -176,11 +153,29 @@ class Ledger:
     def frontier(self) -> Frontier:
         """Of the tree of all leaves."""
         if self._frontier is None:
-            grown = Frontier()
-            for leaf, _ in self.leaves():
-                grown = grown.add(leaf_hash(leaf.encode()))
-            self._frontier = grown
+            self._frontier = self._grown(None)
         return self._frontier
+
+    def frontier_at(self, size: int) -> Frontier:
+        """Of the tree of the first leaves."""
+        return self.frontier if self.frontier.size == size else self._grown(size)
+
+    def _grown(self, size: int | None) -> Frontier:
+        grown = Frontier()
+        for leaf, _ in islice(self.leaves(), size):
+            grown = grown.add(leaf_hash(leaf.encode()))
+        return grown
+
+    def signature(self, seq: int) -> str | None:
+        """Of an entry, in base64."""
+        found = self._connection.execute("SELECT signature FROM leaves WHERE seq = ?", (seq,)).fetchone()
+        return found[0] if found else None
+
+    def entry(self, seq: int) -> Entry:
+        found = self._one("WHERE seq = ?", seq)
+        if found is None:
+            raise BrokenArtefact(f"'{FILE}' is damaged: there is no entry {seq}.")
+        return found
 
     @property
     def has_leaves(self) -> bool:
@@ -214,6 +209,28 @@ class Ledger:
     def last_of_request(self, request: str) -> Entry | None:
         return self._one("WHERE request = ? ORDER BY seq DESC LIMIT 1", request)
 
+    def newest(self, *kinds: str) -> Iterator[Entry]:
+        """Entries of some kinds, newest first; read one by one, so that who has seen enough may stop."""
+        marks = ", ".join("?" * len(kinds))  # the plus keeps SQLite from collecting and sorting all of them first
+        yield from self._all(f"WHERE +kind IN ({marks}) ORDER BY seq DESC", *kinds)
+
+    def last_in_force(self, *kinds: str) -> Entry | None:
+        """The newest of some kinds that no entry "reverted" has undone."""
+        found = self.last(*kinds)
+        for undoing in self.newest("reverted"):
+            back_to = undoing.details["back_to"]
+            if found is not None and back_to < found.seq < undoing.seq:
+                found = self.last_before(back_to + 1, *kinds)
+        return found
+
+    def reverted(self) -> set[int]:
+        """The entries "erased" that were undone: their samples are in the model again."""
+        return {seq for entry in self.newest("reverted") for seq in entry.details["entries"]}
+
+    def count_after(self, seq: int, kind: str) -> int:
+        query = "SELECT count(*) FROM entries WHERE kind = ? AND seq > ?"
+        return self._connection.execute(query, (kind, seq)).fetchone()[0]
+
     def first(self, kind: str) -> Entry | None:
         return self._one("WHERE kind = ? ORDER BY seq LIMIT 1", kind)
 
@@ -221,9 +238,9 @@ class Ledger:
         return list(self._all("WHERE request = ? ORDER BY seq", request))
 
     def requests(self, kind: str) -> list[str]:
-        """Those that have an entry of a kind, in order."""
-        query = "SELECT request FROM entries WHERE kind = ? AND request IS NOT NULL ORDER BY seq"
-        return [row[0] for row in self._connection.execute(query, (kind,))]
+        """Those that have an entry of a kind which was not undone, in order."""
+        query, undone = "SELECT request, seq FROM entries WHERE kind = ? AND request IS NOT NULL", self.reverted()
+        return [row[0] for row in self._connection.execute(f"{query} ORDER BY seq", (kind,)) if row[1] not in undone]
 
     def entries(self) -> Iterator[Entry]:
         yield from self._all("ORDER BY seq")
@@ -239,20 +256,25 @@ class Ledger:
     def erased(self, digests: Iterable[int]) -> dict[int, list[str]]:
         """Of the given digests those that are erased: by which requests, once for each time."""
         requests: dict[int, list[str]] = {}
-        wanted = sorted({int(digest) for digest in digests})
+        wanted, undone = sorted({int(digest) for digest in digests}), self.reverted()
         for start in range(0, len(wanted), AT_A_TIME):
             part = wanted[start : start + AT_A_TIME]
             marks = ", ".join("?" * len(part))
-            for digest, request in self._connection.execute(f"{ERASED} WHERE digest IN ({marks}) ORDER BY seq", part):
-                requests.setdefault(digest, []).append(request)
+            query = f"{ERASED} WHERE digest IN ({marks}) ORDER BY seq"
+            for digest, request, seq in self._connection.execute(query, part):
+                if seq not in undone:
+                    requests.setdefault(digest, []).append(request)
         return requests
 
-    def erased_samples(self, requests: Sequence[str] | None = None) -> Counter[int]:
-        """How often each sample was erased: by all requests, or by these."""
+    def erased_samples(self, requests: Sequence[str] | None = None, before: int | None = None) -> Counter[int]:
+        """How often each sample was erased: by all requests, or by these; or as it was before an entry."""
         times: Counter[int] = Counter()
         wanted = None if requests is None else set(requests)
-        for digest, request in self._connection.execute(ERASED):
-            if wanted is None or request in wanted:
+        newest = self.newest("reverted")
+        undone = {seq for e in newest if before is None or e.seq < before for seq in e.details["entries"]}
+        for digest, request, seq in self._connection.execute(ERASED):
+            there = seq not in undone and (before is None or seq < before)
+            if there and (wanted is None or request in wanted):
                 times[digest] += 1
         return times
 
@@ -267,7 +289,7 @@ class Ledger:
         damages = [row[0] for row in self._connection.execute("PRAGMA integrity_check(3)") if row[0] != "ok"]
         if damages:
             return [f"SQLite finds it damaged ({damages[0]})"]
-        if _schema_of(self._connection) not in (_expected_schema(SCHEMA), _expected_schema(BEFORE)):
+        if schema_of(self._connection) not in (expected_schema(SCHEMA), expected_schema(BEFORE)):
             return ["its tables or its append-only triggers are not the original ones"]
         previous = FIRST
         for place, entry in enumerate(self.entries(), start=1):
@@ -280,7 +302,7 @@ class Ledger:
             return ["it is empty"]
         try:
             return self._damaged_leaves() or self._damaged_samples()
-        except (KeyError, TypeError):  # the whole chain was written anew, and not by us
+        except (KeyError, TypeError, AttributeError):  # the whole chain was written anew, and not by us
             return ["its entries are not as ssse writes them"]
 
     def _damaged_leaves(self) -> list[str]:
@@ -311,7 +333,14 @@ class Ledger:
         """The digests of erased samples are those that the entries say, and no more than were received."""
         counts = dict(self._connection.execute("SELECT entry, count(*) FROM samples GROUP BY entry"))
         asked: dict[str | None, int] = {}
+        held: set[int] = set()  # what may be reverted
         for entry in self.entries():
+            if entry.kind == "reverted" and not set(entry.details["entries"]) <= held:
+                return [f"entry {entry.seq} reverts what was not waiting"]
+            if entry.kind == "erased" and entry.details.get("held"):
+                held.add(entry.seq)
+            elif entry.kind in ("erased", "confirmed", "reverted"):
+                held.clear()
             if entry.kind == "received":
                 asked[entry.request] = entry.details["k"]
             if counts.pop(entry.seq, 0) != (entry.details["k"] if entry.kind == "erased" else 0):
@@ -371,23 +400,3 @@ def _is_leaf_of(leaf: str, entry: Entry) -> bool:
         return mine and entry.details.get(SHOWN) in (None, digest_shown(body))
     except (ValueError, KeyError, TypeError, RecursionError):
         return False
-
-
-def _statements(script: str) -> Iterator[str]:
-    """One by one: executescript would commit what is under way."""
-    part = ""
-    for line in script.splitlines(keepends=True):
-        part += line
-        if sqlite3.complete_statement(part):
-            yield part
-            part = ""
-
-
-def _schema_of(connection: sqlite3.Connection) -> list[Any]:
-    return sorted(connection.execute("SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL"))
-
-
-def _expected_schema(script: str) -> list[Any]:
-    with closing(sqlite3.connect(":memory:")) as fresh:
-        fresh.executescript(script)
-        return _schema_of(fresh)

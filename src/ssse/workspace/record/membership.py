@@ -48,7 +48,8 @@ class Membership:
 
     @staticmethod
     def save(path: Path, digests: np.ndarray) -> None:
-        files.write_atomically(path, save({KEY: np.sort(digests)}))  # save_file leaves names of its own when killed
+        content = save({KEY: np.sort(digests)})  # save_file leaves names of its own when killed
+        files.write_atomically(path, content, private=True)
 
     def times(self, wanted: np.ndarray) -> np.ndarray:
         """How often each was trained on."""

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def what_remains(erased: Mapping[str, Any], created: Mapping[str, Any]) -> list[dict[str, str]]:
+def what_remains(erased: Mapping[str, Any], created: Mapping[str, Any], held: bool = False) -> list[dict[str, str]]:
     """In words, one line a place, for somebody who must decide what else to delete.
 
-    `erased`, `created`: the details of the two entries, as `read_details` gives them.
+    `erased`, `created`: the details of the two entries, as `read_details` gives them. `held`: nobody has confirmed yet.
     """
-    old = erased["old"]
+    old = {part: "held" if held else fate for part, fate in erased["old"].items()}
     lines = [
         _line("weights before this request", _done(old["weights"])),
         _line("curvature before this request", _done(old["curvature"])),
@@ -50,8 +50,9 @@ def what_remains(erased: Mapping[str, Any], created: Mapping[str, Any]) -> list[
     lines += [
         _line(
             "ledger",
-            "keeps salted digests of the forgotten samples, so that they are recognised. Who has this workspace and a "
-            "sample can tell that it was erased.",
+            "keeps salted digests of the forgotten samples, so that they are recognised, and exact numbers that were "
+            "measured on them. Who has this workspace and a sample can tell that it was erased: keep it as you keep "
+            "the data. The page and `ssse log` leave out what would tell it.",
         ),
         _line(
             "training data, original weights, backups, deployed copies",
@@ -62,6 +63,11 @@ def what_remains(erased: Mapping[str, Any], created: Mapping[str, Any]) -> list[
 
 
 def _done(policy: str) -> str:
+    if policy == "held":
+        return (
+            "those from before all requests that wait are kept until somebody confirms them (`ssse confirm`) or goes "
+            "back (`ssse revert`); they still contain the forgotten samples."
+        )
     if policy == "keep":
         return "kept, as the settings say; they still contain the forgotten samples."
     return (

@@ -59,6 +59,7 @@ class Seal:
             form = body.get("form", 1)
             seal = cls(dict(body["files"]), body["command"], form, dict(body.get("published", {})))
             known = FIELDS.get(form)
+            numbers = all(isinstance(size, int) for size in seal.published.values())
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise BrokenArtefact(f"'{path}' was altered: it is not a seal any more.") from None
         if not whole:
@@ -68,14 +69,14 @@ class Seal:
                 f"'{path}' has the form {str(form)[:20]}, and this version of ssse knows forms up to {FORM}: use the "
                 "version that wrote it."
             )
-        if set(body) != known:
+        if set(body) != known or not numbers:
             raise BrokenArtefact(f"'{path}' was altered: it is not a seal any more.")
         return seal
 
     def write(self, folder: Path) -> None:
         assert self.form == FORM
         body = {"files": self.files, "command": self.command, "form": self.form, "published": self.published}
-        write_atomically(folder / FILE, _with_digest(body))
+        write_atomically(folder / FILE, _with_digest(body), private=True)
 
     def with_files(self, other: Seal) -> Seal:
         return replace(self, files={**self.files, **other.files})

@@ -11,7 +11,7 @@ from ssse.errors import Damaged, InvalidSetting
 from ssse.workspace import settings as toml
 from ssse.workspace.proof.keys import PrivateKey, PublicKey
 from ssse.workspace.record.database import FILE
-from ssse.workspace.record.heads import NAMES_KEY, Heads
+from ssse.workspace.record.heads import NAMES_KEY, head_at, key_named
 from ssse.workspace.record.ledger import Ledger
 from ssse.workspace.settings import Settings
 
@@ -48,7 +48,7 @@ def read_signing(folder: Path, ledger: Ledger, settings: Settings) -> Signing:
     """
     known = ledger.last(*NAMES_KEY)
     said = known.details if known is not None else {}
-    old = _named(said)
+    old = None if known is None else key_named(known)
     key = read_key(folder, settings)
     if key is None:
         return Signing(old)
@@ -59,7 +59,7 @@ def read_signing(folder: Path, ledger: Ledger, settings: Settings) -> Signing:
             f"not {old.fingerprint[:12]}…. Put that one back; to change keys, name another file as record.key in "
             f"{toml.FILE}. If it is your key, the ledger was written anew; `ssse verify --key` says more."
         )
-    if old == key.public and not key.public.signed_checkpoint(Heads.of(ledger).newest()):
+    if old == key.public and not key.public.signed_checkpoint(head_at(ledger, ledger.frontier.size)):
         raise Damaged(f"'{folder / FILE}' is not as the key signed it. Restore a backup; `verify --key` says more.")
     return Signing(old, key)
 
@@ -89,8 +89,3 @@ def recorded_command(ledger: Ledger) -> str | None:
 
 def _setting(details: Mapping[str, Any], key: str) -> Any:
     return ((details.get("settings") or {}).get("record") or {}).get(key)
-
-
-def _named(details: Mapping[str, Any]) -> PublicKey | None:
-    text = details.get("public_key")
-    return None if text is None else PublicKey.from_text(text)

@@ -24,9 +24,11 @@ from ssse.workspace.record.folder import (
     SAMPLES,
     TEMPORARY,
     Folder,
+    settle_state,
     state_name,
     summary,
 )
+from ssse.workspace.record.holdings import read_holdings
 from ssse.workspace.record.ledger import Entry, Ledger
 from ssse.workspace.record.lock import locked
 from ssse.workspace.record.residues import what_remains
@@ -70,13 +72,17 @@ def open_transaction(
                 seal = seal.in_todays_form(folder.path)
                 killed = seal.command is not None
                 settings = toml.read(folder.path / toml.FILE)
+                if (known := ledger.last("created", "configured")) is not None:
+                    toml.refuse_other_code(toml.check(known.details["settings"], "The ledger"), settings)
                 anchors = Anchors.of(folder.path, settings, recorded_command(ledger), options)
                 anchors.check(ledger, seal.published)
                 signing = read_signing(folder.path, ledger, settings)
                 if not ledger.has_leaves and command != "upgrade" and (anchors or signing.key):
                     raise InvalidSetting(UPGRADE)
                 ledger.signer = signing.key
-                transaction = Transaction(folder, ledger, settings, command, seal, killed, signing, anchors)
+                # After a kill the seal is from before it, and the ledger was read from end to end instead.
+                digest = digest_file(folder.ledger) if killed else seal.files[ledgers.FILE]
+                transaction = Transaction(folder, ledger, settings, command, seal, digest, signing, anchors)
                 if killed:
                     transaction.finish()
                 else:
@@ -101,7 +107,7 @@ class Transaction:
     settings: Settings
     command: str
     seal: Seal
-    recovered: bool = False  # whether the sealed ledger is one from before a kill
+    ledger_digest: str | None = None  # of the ledger's file when this command began; None where it makes the ledger
     signing: Signing = field(default_factory=Signing)
     anchors: Anchors = field(default_factory=Anchors)
 
@@ -162,23 +168,43 @@ class Transaction:
         target = self.folder.states / f"{last.seq + 1 if last else 1:06d}"
         unfinished = target.with_name(f".{target.name}")
         files.remove(unfinished)
-        unfinished.mkdir(parents=True)
+        files.make_private(unfinished)
         with files.safetensors_in_words(target):
             write(unfinished)
-        files.allow_as_usual(unfinished)
-        files.sync_all(unfinished)
+        settle_state(unfinished)
         made = digest_folder(unfinished)
         check(unfinished)
         os.rename(unfinished, target)
         files.sync(target.parent)
+        self.check_ledger()
         whole = {**details, "before": before and before.details["after"], "after": summary(made), "files": made}
         entry = self.ledger.append(kind, request, whole, samples)
         self.tidy_up()
         return entry
 
+    def settle(self, details: Mapping[str, Any]) -> Entry:
+        """All that waits is confirmed; what was kept for it goes, as the settings say."""
+        self.check_ledger()
+        entry = self.ledger.append("confirmed", None, details)
+        self.tidy_up()
+        return entry
+
+    def check_ledger(self) -> None:
+        """Before anything that cannot be taken back: the whole of the ledger's file is as it was when we began.
+
+        What this command has written is not in it yet: SQLite writes into its log first.
+        """
+        if self.ledger_digest is not None and digest_file(self.folder.ledger) != self.ledger_digest:
+            raise Damaged(
+                f"'{self.folder.ledger}' was altered while this command worked, and not by it. Nothing of the old "
+                "state was removed. Restore a backup; `ssse verify` says more."
+            )
+
     def tidy_up(self) -> None:
         """Bring the folder to what the ledger says: after an entry that made a state, or after a kill at any moment."""
-        current = self.current
+        self.check_ledger()
+        there = read_holdings(self.ledger)
+        current = there.current
         self._sweep()
         if self.ledger.first("fitted") is None:
             files.remove(self.folder.path / SAMPLES)  # of a first fit that never was entered
@@ -188,34 +214,30 @@ class Transaction:
         target = f"states/{state_name(current)}"
         if not self.folder.current.is_symlink() or os.readlink(self.folder.current) != target:
             files.point(self.folder.current, target)
-        old = self.ledger.last_before(current.seq, *MAKERS)
-        if old is None:
-            return
-        if current.kind != "erased":
-            self._supersede(self.folder.state(old), self.folder.state(current))
-            return
-        kept = {part: current.details["old"][part] == "keep" for part in ("weights", "curvature")}
         for path in sorted(self.folder.states.iterdir()):
-            if path.name != state_name(current):  # also what earlier requests kept
-                self._retire(path, kept)
+            self._retire(path, there.files)
         files.sync(self.folder.states)
-        last = self.ledger.last_of_request(current.request or "")
-        if last is not None and last.seq == current.seq:  # erased and not sealed yet
-            done = {f"old_{part}": "kept" if keep else "shredded" for part, keep in kept.items()}
-            created = self.ledger.first("created")
-            assert created is not None
-            remains = what_remains(*(read_details(entry.kind, entry.details) for entry in (current, created)))
-            self.ledger.append("sealed", current.request, {**done, "remains": remains})
+        created = self.ledger.first("created")
+        assert created is not None
+        for entry in there.unsealed:
+            fates = {"keep": "kept", "shred": "shredded"}
+            done = {f"old_{part}": fates[fate] for part, fate in entry.details["old"].items()}
+            erased, made = (read_details(one.kind, one.details) for one in (entry, created))
+            remains = what_remains(erased, made)
+            self.ledger.append("sealed", entry.request, {**done, "remains": remains})
 
     def give_up(self) -> None:
         """After an error: leave the folder tidy and sealed where that still can be, else to the next command."""
         if self.seal.command is None:
             return
         with suppress(OSError, SSSEError):
+            if self._altered():
+                self.close()  # with the digest that the ledger does not match
+                return
             carried = self.seal.with_files(Seal({ledgers.FILE: self._ledger_now()}))
             with Ledger.open(self.folder.ledger) as ledger:
                 ledger.signer = self.signing.key
-                again = replace(self, ledger=ledger, seal=carried)
+                again = replace(self, ledger=ledger, seal=carried, ledger_digest=carried.files[ledgers.FILE])
                 again.finish()
             again.close()
 
@@ -242,15 +264,18 @@ class Transaction:
         A file that somebody altered while the command worked keeps the digest that was sealed, which it does not match:
         an alteration cannot slip into a new seal.
         """
-        sealed, before = self.seal.files.get(ledgers.FILE), self.ledger.digest_before
-        altered = not self.recovered and sealed is not None and before is not None and before != sealed
-        return sealed if altered and sealed is not None else digest_file(self.folder.ledger)
+        sealed = self.seal.files.get(ledgers.FILE)
+        return sealed if self._altered() and sealed is not None else digest_file(self.folder.ledger)
+
+    def _altered(self) -> bool:
+        before = self.ledger.digest_before
+        return None not in (before, self.ledger_digest) and before != self.ledger_digest
 
     def write_page(self, text: str) -> Path:
         """The page is sealed too, without an entry: it can be made again at any time."""
         path = self.folder.path / PAGE
         self.begin()
-        files.write_atomically(path, text)
+        files.write_atomically(path, text, private=True)
         self.seal = self.seal.with_files(seal_files(self.folder.path, (PAGE,)))
         return path
 
@@ -260,18 +285,19 @@ class Transaction:
             if path.name.startswith(TEMPORARY):
                 files.remove(path)
 
-    def _supersede(self, old: Path, new: Path) -> None:
-        """The weights live on under a new name; a stream's curvature may hold what the new one no longer does."""
-        if not old.exists():
-            return
-        for name in MODELS:
-            if (old / name).exists() and (new / name).exists() and (old / name).samefile(new / name):
-                (old / name).unlink()  # to overwrite it would be to overwrite the new one
-        files.shred(old)
-
-    def _retire(self, state: Path, kept: Mapping[str, bool]) -> None:
-        for name, part in (*((name, "weights") for name in MODELS), (CURVATURE, "curvature")):
-            if not kept[part] and (state / name).exists():
-                files.shred(state / name)
+    def _retire(self, state: Path, expected: Mapping[str, str]) -> None:
+        """What of an old state is not to be there any more."""
+        for name in (*MODELS, CURVATURE):
+            path, where = state / name, f"states/{state.name}/{name}"
+            if not path.exists() or any(one == where or one.startswith(f"{where}/") for one in expected):
+                continue
+            if any(path.samefile(self.folder.path / one) for one in expected if self._is_model(one)):
+                path.unlink()  # the model lives on under a new name: to overwrite it would be to overwrite that one
+            else:
+                files.shred(path)
         if state.is_dir() and not any(state.iterdir()):
             state.rmdir()
+
+    def _is_model(self, name: str) -> bool:
+        path = self.folder.path / name
+        return path.name in MODELS and path.exists()

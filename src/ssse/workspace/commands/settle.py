@@ -1,0 +1,83 @@
+"""`ssse confirm` and `ssse revert`: what becomes of requests that wait. Without torch."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from ssse.errors import BrokenArtefact, InvalidSetting
+from ssse.system import files
+from ssse.system.digests import digest_folder
+from ssse.workspace.record.folder import state_name
+from ssse.workspace.record.holdings import Holdings, read_holdings
+from ssse.workspace.record.seal import Seal
+from ssse.workspace.record.transaction import Transaction
+from ssse.workspace.results import Settled
+
+
+def confirm(transaction: Transaction, request: str | None = None) -> Settled:
+    """The current model is the one to go on with: what was kept from before the requests that wait is shredded.
+
+    `request`: one of them, to say what is meant; all that wait are confirmed, since the current model is after all.
+    """
+    held = _waiting(transaction, request)
+    if not held.waiting:
+        return Settled(None, [])
+    _refuse_damaged(transaction, held)
+    transaction.begin()
+    details = {"requests": held.requests, "entries": [entry.seq for entry in held.waiting]}
+    return Settled(transaction.settle(details), held.requests)
+
+
+def revert(transaction: Transaction, request: str | None = None) -> Settled:
+    """Back to the last state that was known to be sound: the samples of the requests since then are in the model again.
+
+    It becomes a new state, and the one that was not sound is shredded.
+    """
+    held = _waiting(transaction, request)
+    if not held.waiting or held.sound is None:
+        return Settled(None, [])
+    sound = held.sound
+    old, made = transaction.folder.state(sound), sound.details["files"]
+
+    def write(folder: Path) -> None:
+        for name in made:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(old / name, folder / name)
+
+    def check(folder: Path) -> None:
+        if digest_folder(folder) != made:
+            raise BrokenArtefact(f"'{old}' is not as it was written; `ssse verify` says more. Nothing was reverted.")
+
+    _refuse_damaged(transaction, held)
+    transaction.folder.check_space(files.size_of(old))
+    transaction.begin()
+    details = {
+        "requests": held.requests,
+        "entries": [entry.seq for entry in held.waiting],
+        "back_to": sound.seq,
+    }
+    return Settled(transaction.advance("reverted", None, details, write, check=check), held.requests)
+
+
+def _waiting(transaction: Transaction, request: str | None) -> Holdings:
+    held = read_holdings(transaction.ledger)
+    if request is not None and request not in held.requests:
+        others = ", ".join(f"'{name}'" for name in held.requests[:5])
+        raise InvalidSetting(
+            f"Request '{request}' does not wait for confirmation; {f'{others} do' if others else 'none does'}."
+        )
+    return held
+
+
+def _refuse_damaged(transaction: Transaction, held: Holdings) -> None:
+    """Before one of the two states goes, both are as they were written."""
+    for entry in (held.current, held.sound):
+        if entry is None:
+            continue
+        expected = {f"states/{state_name(entry)}/{name}": d for name, d in entry.details["files"].items()}
+        for name in Seal(expected).altered(transaction.folder.path):
+            raise BrokenArtefact(
+                f"'{transaction.folder.path / name}' is not as it was written; `ssse verify` says more. Restore a "
+                "backup first."
+            )
