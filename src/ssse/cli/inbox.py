@@ -48,6 +48,7 @@ def inbox(
             else:
                 why = f": {answer.reason}" if answer.reason else ""
                 verdict = f", {answer.verdict}" if answer.outcome == "erased" else ""
+                verdict += ", waits for confirmation" if answer.held else ""
                 screen.tell(in_one_line(f"{answer.file}: {answer.outcome}{verdict}{why}"))
         screen.headline(f"Answered {counted(answered, 'request file')}.")
     if interrupted.is_set():

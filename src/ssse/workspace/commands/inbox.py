@@ -162,6 +162,7 @@ class Inbox:
             details.get("reason", "") if kind == "refused" and not outcome else reason,
             details.get("verdict"),
             details.get("k") if kind == "erased" else None,
+            kind == "erased" and bool(details.get("held")),
             entry["time"],
             last.hash if last else None,
             asked.notes,

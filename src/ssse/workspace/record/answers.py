@@ -30,7 +30,8 @@ class Answer:
     Attributes:
         file, file_digest: its name, and the SHA-256 of what was read.
         outcome: "erased", "refused", "repeated" (its id was answered before; nothing was done), "unreadable".
-        reason: why it was not erased. verdict, samples: of the erasure. notes: what else is to be said of the file.
+        reason: why it was not erased. verdict, samples, held: of the erasure; held: it waits for `ssse confirm` or
+            `ssse revert`, and the model from before is kept. notes: what else is to be said of the file.
         time: of the ledger's entry, or of the answer where there is none. head: of the ledger after it.
         earlier: where the file was answered before, and changed since, that answer.
     """
@@ -42,6 +43,7 @@ class Answer:
     reason: str = ""
     verdict: str | None = None
     samples: int | None = None
+    held: bool = False
     time: str = ""
     head: str | None = None
     notes: tuple[str, ...] = ()
