@@ -205,7 +205,7 @@ def test_what_is_stored_is_what_was_fitted(way, sample, tmp_path):
     curvature.save(tmp_path / "curvature")
     loaded = ssse.Curvature.load(tmp_path / "curvature")
     assert repr(loaded) == repr(curvature)
-    for name in ("kind", "layout", "linear", "fingerprint", "loss", "n", "erased", "weight_decay", "notes", "created"):
+    for name in ("kind", "layout", "linear", "fingerprint", "loss", "n", "erased", "weight_decay", "notes"):
         assert getattr(loaded, name) == getattr(curvature, name), name
     saved, found = curvature.structure.state(), loaded.structure.state()
     assert saved.keys() == found.keys()

@@ -192,7 +192,7 @@ class Rehearsal:
         self.old = self.weights()
         self.operation.run(Workspace(self.trial))
         self.after, self.new, self.names = self.essence(), self.weights(), set(workspaces.snapshot(self.trial))
-        self.notes = Workspace(self.trial).verify().notes  # of requests that wait
+        self.notes = self.checked().notes  # of requests that wait
 
     def start(self) -> None:
         if self.trial.exists():
@@ -200,6 +200,10 @@ class Rehearsal:
         shutil.copytree(self.pristine, self.trial, symlinks=True)
         for path, content in self.beside.items():
             path.write_bytes(content)
+
+    def checked(self) -> Verification:
+        """By what holds when the command has come to its end."""
+        return (self.operation.finished or self.operation.verify)(Workspace(self.trial))
 
     def fingerprint(self) -> str:
         return fingerprint(self.trial, *self.beside)
@@ -263,7 +267,7 @@ class Rehearsal:
             self.operation.run(workspace)
         if self.operation.makes == "erased":
             erase(workspace)  # is a repetition now, and says so
-        seen = (self.operation.finished or self.operation.verify)(workspace)
+        seen = self.checked()
         assert seen.ok, seen.damages
         assert seen.interrupted is None
         assert seen.notes == self.notes, seen.notes

@@ -91,7 +91,7 @@ def rebuild(path: Path, change: Change = list, key: PrivateKey | None = None) ->
             row = (seq, entry.time, entry.kind, entry.request, canonical(entry.details), entry.previous, entry.hash)
             connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", row)
             connection.executemany("INSERT INTO samples VALUES (?, ?)", [(seq, d) for d in sorted(samples[old.seq])])
-            connection.execute("INSERT INTO leaves VALUES (?, ?, ?)", (seq, leaf, signature))
+            connection.execute("INSERT INTO leaves VALUES (?, ?, ?, ?)", (seq, leaf, grown.to_text(), signature))
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     _rename_states(path, numbers)
     seal_anew(path)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +11,12 @@ import pytest
 import torch
 
 from ssse.errors import InvalidSetting
+from ssse.workspace.record.entry import Entry
 from ssse.workspace.results import Erased
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
 from tests.support.commands import call, call_json
+from tests.support.rewrites import rebuild
 from tests.support.workspaces import snapshot
 
 UNSURE = {"erase.scale": 1.5}  # no Newton step: the verdict is caution
@@ -231,24 +231,9 @@ def test_going_back_to_another_state_than_the_entry_names_is_seen(made):
     made.workspace.revert()
     folder = made.home / "forged"
     shutil.copytree(made.path, folder, symlinks=True)
-    entries = made.workspace.log().entries
-    forged = {**entries[-1].details, "back_to": 4}
-    rewrite(folder, entries[-1].seq, forged)
+
+    def forged(entries: list[Entry]) -> list[Entry]:
+        return [*entries[:-1], replace(entries[-1], details={**entries[-1].details, "back_to": 4})]
+
+    rebuild(folder, forged)
     assert any("did not go back" in what for _, what in Workspace(folder).verify().damages)
-
-
-def rewrite(folder: Path, seq: int, details: dict[str, Any]) -> None:
-    """The last entry, with its hash made anew."""
-    last = Workspace(folder).log().entries[-1]
-    assert last.seq == seq
-    new = replace(last, details=details)
-    connection = sqlite3.connect(folder / "ledger.sqlite", isolation_level=None)
-    triggers = connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
-    for name, _ in triggers:
-        connection.execute(f"DROP TRIGGER {name}")
-    body = json.dumps(details, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    connection.execute("UPDATE entries SET details = ?, hash = ? WHERE seq = ?", (body, new.expected_hash(), seq))
-    for _, sql in triggers:
-        connection.execute(sql)
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    connection.close()

@@ -114,9 +114,10 @@ def test_an_empty_ledger_is_damaged(ledger):
         "INSERT INTO entries VALUES (NULL, 't', 'k', NULL, '{}', 'p', 'h')",
         "UPDATE leaves SET leaf = '{}'",
         "UPDATE leaves SET signature = 'x'",
+        "UPDATE leaves SET frontier = ''",
         "DELETE FROM leaves",
-        "INSERT INTO leaves VALUES (9, '{}', NULL)",
-        "INSERT OR REPLACE INTO leaves VALUES (1, '{}', NULL)",
+        "INSERT INTO leaves VALUES (9, '{}', '', NULL)",
+        "INSERT OR REPLACE INTO leaves VALUES (1, '{}', '', NULL)",
     ],
 )
 def test_the_file_itself_refuses_to_forget(statement, path):

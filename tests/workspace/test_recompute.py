@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ssse.errors import InvalidSetting
-from ssse.system.digests import digest_file, digest_folder
+from ssse.system.digests import digest_folder
+from ssse.workspace.record.entry import Entry
 from ssse.workspace.record.folder import summary
-from ssse.workspace.record.seal import Seal, seal_files
-from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
 from tests.support.commands import call, call_json
+from tests.support.rewrites import rebuild
 from tests.support.workspaces import snapshot
 
 KEPT: dict[str, Any] = {"erase__old_weights": "keep", "erase__old_curvature": "keep"}
@@ -111,28 +108,17 @@ def test_the_original_weights_under_a_chain_that_says_erased_are_found(made):
     old, new = made.path / "states" / "000002", made.path / "states" / "000004"
     name = next(path.name for path in old.iterdir() if path.is_file())
     (new / name).write_bytes((old / name).read_bytes())
-    forge(made.path, 4, digest_folder(new))
+    files = digest_folder(new)
+
+    def forged(entries: list[Entry]) -> list[Entry]:
+        return [
+            *entries[:-1],
+            replace(entries[-1], details={**entries[-1].details, "files": files, "after": summary(files)}),
+        ]
+
+    rebuild(made.path, forged)
     assert made.workspace.verify().ok
     text, _ = call("verify", made.path, "--recompute", "r-1", code=4)
     assert f"states/000004/{name}: is not what erasing 'r-1' gives" in text
     said = call_json("verify", made.path, "--recompute", "r-1", code=4)
     assert said["recomputed"]["distance"] == pytest.approx(1)
-
-
-def forge(path: Path, seq: int, files: dict[str, str]) -> None:
-    """The last entry with other files, its hash and the seal made anew."""
-    last = Workspace(path).log().entries[-1]
-    assert last.seq == seq
-    new = replace(last, details={**last.details, "files": files, "after": summary(files)})
-    connection = sqlite3.connect(path / "ledger.sqlite", isolation_level=None)
-    triggers = connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
-    for name, _ in triggers:
-        connection.execute(f"DROP TRIGGER {name}")
-    body = json.dumps(new.details, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    connection.execute("UPDATE entries SET details = ?, hash = ? WHERE seq = ?", (body, new.expected_hash(), seq))
-    for _, sql in triggers:
-        connection.execute(sql)
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    connection.close()
-    Seal.read(path).with_files(seal_files(path, ("ledger.sqlite",))).write(path)
-    assert digest_file(path / "ledger.sqlite") == Seal.read(path).files["ledger.sqlite"]

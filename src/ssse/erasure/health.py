@@ -114,7 +114,8 @@ def _larger_loss(health: Health, limit: Callable[[float], float], beyond: str = 
 def _beyond_noise(falls: np.ndarray) -> bool:
     """Whether the mean fall is more than samples that go up and down by chance would show (for right and wrong: the
     test of McNemar)."""
-    return float(falls.sum()) > NOISE * math.sqrt(float(np.square(falls).sum()))
+    with np.errstate(over="ignore"):  # of a model whose losses are beyond all numbers
+        return float(falls.sum()) > NOISE * float(np.linalg.norm(falls))
 
 
 def _mean(values: np.ndarray | None) -> float | None:

@@ -50,7 +50,7 @@ def parameter_distance(first: Any, second: Any) -> float:
         for a, b in zip(*(tensor.reshape(-1).split(PIECE) for tensor in pair), strict=True):
             total += float((a.double() - b.double()).square().sum())
     if not math.isfinite(total):
-        raise InvalidModel("Some parameter is NaN or infinite, and no distance to it is defined.")
+        raise InvalidModel("Some parameter is NaN, infinite or beyond all measure, and no distance to it is defined.")
     return math.sqrt(total)
 
 

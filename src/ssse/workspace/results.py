@@ -157,13 +157,13 @@ class Proved(CommandResult):
 
 @dataclass(frozen=True)
 class Upgraded(CommandResult):
-    """`entry`: None where there was nothing to do. `gained`: what the workspace has now and had not, in words."""
+    """`entry`: of the leaves; None where they were there. `gained`: what it has now and had not, in words."""
 
     entry: Entry | None
     gained: list[str]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"upgraded": self.entry is not None, "gained": self.gained}
+        return {"upgraded": bool(self.gained), "gained": self.gained}
 
 
 @dataclass(frozen=True)

@@ -158,13 +158,19 @@ class TorchEngine(Engine):
                 memory_budget=chosen.memory_budget, seed=chosen.seed, progress=self.user_data.progress,
                 n=chosen.n and chosen.n - gone, on_plan=announce,
             )  # fmt: skip
+        norm = None if curvature.gradient is None else float(curvature.gradient.norm())
+        if norm is not None and not math.isfinite(norm):
+            raise InvalidSetting(
+                f"With a weight decay of {chosen.weight_decay:.3g} the gradient of the training objective is beyond "
+                "all numbers: that is not what the model was trained with."
+            )
         return curvature, {
             **about(curvature),
             "holds": curvature.structure.holds,
             "d": curvature.layout.dim,
             "n": curvature.n,
             "mean_loss": curvature.mean_loss,
-            "gradient_norm": None if curvature.gradient is None else float(curvature.gradient.norm()),
+            "gradient_norm": norm,
             "plan": {"chosen": curvature.chosen, "why": curvature.reason},
             "notes": list(curvature.notes),
             "doubts": [str(one.message) for one in heard if issubclass(one.category, DoubtfulSetting)],

@@ -36,6 +36,17 @@ class Frontier:
             node, size = node_hash(peaks.pop(), node), size >> 1
         return Frontier(self.size + 1, (*peaks, node))
 
+    def to_text(self) -> str:
+        return b"".join(self.peaks).hex()
+
+    @classmethod
+    def from_text(cls, size: int, text: str) -> Frontier:
+        """Raises: ValueError: it is not one of a tree of that size."""
+        joined = bytes.fromhex(text)
+        if len(joined) != LENGTH * size.bit_count():
+            raise ValueError(f"A tree of {size} leaves has {size.bit_count()} whole subtrees.")
+        return cls(size, tuple(joined[i : i + LENGTH] for i in range(0, len(joined), LENGTH)))
+
     def root(self) -> bytes:
         if not self.peaks:
             return EMPTY

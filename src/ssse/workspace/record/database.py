@@ -117,7 +117,9 @@ def in_words(path: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         if _of_the_disk(error):
             raise OSError(f"The ledger '{path}' cannot be used now: {error}.") from error
-        raise BrokenArtefact(f"'{path}' is damaged: {error}.") from error
+        # Of a text that it cannot read SQLite shows a part, and no part of the ledger goes to a terminal.
+        what = str(error).partition(" with text ")[0]
+        raise BrokenArtefact(f"'{path}' is damaged: {what}.") from error
 
 
 def _of_the_disk(error: sqlite3.Error) -> bool:

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,6 @@ class Ledger:
         self._connection = connection
         self.digest_before: str | None = None  # of the file, as it was until what was written came into it
         self.signer: PrivateKey | None = None  # of what is appended
-        self._frontier: Frontier | None = None  # of the leaves, once it was needed; nobody else appends meanwhile
         self._salt: str | None = None
 
     @classmethod
@@ -95,8 +93,8 @@ class Ledger:
         kept: dict[str, Any] = json.loads(canonical(details))  # as it will be read
         with self._transaction():
             entry = self._insert(kind, request, kept, samples)
-            grown = self._insert_leaf(entry) if self.has_leaves else None
-        self._frontier = grown
+            if self.has_leaves:
+                self._insert_leaf(entry)
         return entry
 
     def upgrade(self, details: Mapping[str, Any]) -> Entry:
@@ -112,8 +110,7 @@ class Ledger:
                 grown = self._add_leaf(entry, grown, None)
             rooted = {**details, "leaves": grown.size, "root": encoded(grown.root())}
             entry = self._insert("upgraded", None, json.loads(canonical(rooted)), ())
-            grown = self._add_leaf(entry, grown, None)  # the key is named by an entry that comes after it
-        self._frontier = grown
+            self._add_leaf(entry, grown, None)  # the key is named by an entry that comes after it
         return entry
 
     def _insert(self, kind: str, request: str | None, details: dict[str, Any], samples: Sequence[int]) -> Entry:
@@ -125,11 +122,11 @@ class Ledger:
         self._connection.executemany("INSERT INTO samples VALUES (?, ?)", ((seq, int(d)) for d in sorted(samples)))
         return entry
 
-    def _insert_leaf(self, entry: Entry) -> Frontier:
+    def _insert_leaf(self, entry: Entry) -> None:
         before = self.frontier
         if before.size != entry.seq - 1:
             raise BrokenArtefact(f"'{FILE}' is damaged: it has {before.size} leaves before entry {entry.seq}.")
-        return self._add_leaf(entry, before, self.signer)
+        self._add_leaf(entry, before, self.signer)
 
     def _add_leaf(self, entry: Entry, before: Frontier, signer: PrivateKey | None) -> Frontier:
         leaf = leaf_of(entry)
@@ -137,7 +134,8 @@ class Ledger:
         if signer is not None:
             head = Checkpoint(origin_of(self.entry(1).hash), entry.seq, grown.root(), entry.hash, entry.time)
             signature = encoded(signer.sign(head.text().encode()))
-        self._connection.execute("INSERT INTO leaves VALUES (?, ?, ?)", (entry.seq, leaf, signature))
+        row = (entry.seq, leaf, grown.to_text(), signature)
+        self._connection.execute("INSERT INTO leaves VALUES (?, ?, ?, ?)", row)
         return grown
 
     def _salt_for(self, seq: int, details: Mapping[str, Any]) -> str:
@@ -152,19 +150,18 @@ class Ledger:
     @property
     def frontier(self) -> Frontier:
         """Of the tree of all leaves."""
-        if self._frontier is None:
-            self._frontier = self._grown(None)
-        return self._frontier
+        newest = self._connection.execute("SELECT max(seq) FROM leaves").fetchone()[0]
+        return self.frontier_at(newest or 0)
 
     def frontier_at(self, size: int) -> Frontier:
-        """Of the tree of the first leaves."""
-        return self.frontier if self.frontier.size == size else self._grown(size)
-
-    def _grown(self, size: int | None) -> Frontier:
-        grown = Frontier()
-        for leaf, _ in islice(self.leaves(), size):
-            grown = grown.add(leaf_hash(leaf.encode()))
-        return grown
+        """Of the tree of the first leaves, as the last of them has it: `damages` grows them all anew."""
+        if not size:
+            return Frontier()
+        found = self._connection.execute("SELECT frontier FROM leaves WHERE seq = ?", (size,)).fetchone()
+        try:
+            return Frontier.from_text(size, found[0])
+        except (TypeError, ValueError):
+            raise BrokenArtefact(f"'{FILE}' is damaged: the leaf of entry {size} was altered.") from None
 
     def signature(self, seq: int) -> str | None:
         """Of an entry, in base64."""
@@ -211,6 +208,9 @@ class Ledger:
 
     def newest(self, *kinds: str) -> Iterator[Entry]:
         """Entries of some kinds, newest first; read one by one, so that who has seen enough may stop."""
+        if len(kinds) == 1:
+            yield from self._all("WHERE kind = ? ORDER BY seq DESC", *kinds)
+            return
         marks = ", ".join("?" * len(kinds))  # the plus keeps SQLite from collecting and sorting all of them first
         yield from self._all(f"WHERE +kind IN ({marks}) ORDER BY seq DESC", *kinds)
 
@@ -312,9 +312,9 @@ class Ledger:
             had = self.first("upgraded") is not None or (first is not None and SHOWN in first.details)
             return ["its leaves are gone"] if had else []
         grown, checked = Frontier(), 0  # how many are covered by a hash in the chain
-        leaves = self.leaves()
+        leaves = self._connection.execute("SELECT leaf, frontier FROM leaves ORDER BY seq")
         for entry in self.entries():
-            leaf, _ = next(leaves, (None, None))
+            leaf, stored = next(leaves, (None, None))
             if leaf is None:
                 return [f"entry {entry.seq} has no leaf"]
             if entry.kind == "upgraded":
@@ -324,6 +324,8 @@ class Ledger:
             if not isinstance(leaf, str) or not _is_leaf_of(leaf, entry):
                 return [f"the leaf of entry {entry.seq} was altered"]
             grown = grown.add(leaf_hash(leaf.encode()))
+            if stored != grown.to_text():
+                return [f"the leaf of entry {entry.seq} was altered, or one before it"]
             checked += SHOWN in entry.details
         if next(leaves, None) is not None:
             return ["it has leaves of no entry"]

@@ -124,7 +124,7 @@ LISTED: dict[str, dict[str, Rule]] = {
     "calibrated": {
         **_each("method", "k", "options", "versions", "weight_decay"),
         **_HOW,
-        **_each("scale", "damping", by=_CHOSEN),
+        **_each("scale", "damping", "replaces", by=_CHOSEN),
         **_each("reason", by=_sentence),
         **_STATE,
     },
@@ -162,7 +162,7 @@ _MEASURED: dict[str, Rule] = {
     **_each("probe_loss_before", "probe_loss_after", by=bucket),
     **_each("probe_accuracy_before", "probe_accuracy_after", by=_percent),
 }
-_JUDGED: dict[str, Rule] = {**_each("verdict", "overridden"), **_each("reasons", "notes", by=_sentences)}
+_JUDGED: dict[str, Rule] = {**_each("verdict", "broken", "overridden"), **_each("reasons", "notes", by=_sentences)}
 _CURVE: dict[str, Rule] = {
     **_each("curve", "grid", by=_COARSE),
     **_each("dampings", by=_CHOSEN),

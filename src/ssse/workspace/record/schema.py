@@ -28,7 +28,8 @@ END;
 
 
 LEAVES = """\
-CREATE TABLE leaves (seq INTEGER PRIMARY KEY REFERENCES entries (seq), leaf TEXT NOT NULL, signature TEXT);
+CREATE TABLE leaves (
+    seq INTEGER PRIMARY KEY REFERENCES entries (seq), leaf TEXT NOT NULL, frontier TEXT NOT NULL, signature TEXT);
 CREATE TRIGGER leaves_stay BEFORE UPDATE ON leaves BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 CREATE TRIGGER leaves_are_kept BEFORE DELETE ON leaves BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 CREATE TRIGGER leaves_follow BEFORE INSERT ON leaves
