@@ -125,8 +125,8 @@ def at_random(home: Path, files: int, wanted: int, seed: int = 0) -> dict[str, f
     return {"files": files, "killed": killed, "seconds_undisturbed": seconds}
 
 
-def at_every_line(home: Path, files: int) -> dict[str, float]:
-    """At each line of what the inbox writes with that finds the disk changed."""
+def at_lines(home: Path, files: int, every: int) -> dict[str, float]:
+    """At lines of what the inbox writes with that find the disk changed: at each, or every so many."""
     first, truth, _ = prepared(home, files)
     trial = home / "trial"
     kills.WATCHED = {inbox.__file__, answers.__file__}
@@ -147,17 +147,20 @@ def at_every_line(home: Path, files: int) -> dict[str, float]:
             last = found
 
     kills.traced(look, lambda: run(trial))
-    for line in changing:
+    chosen = changing[::every]
+    for line in chosen:
         start()
         assert attempt(trial, prepare=lambda line=line: kills.dies_at(line))
         assert not attempt(trial)
         check(trial, truth, files)
-    return {"files": files, "killed": len(changing)}
+    return {"files": files, "killed": len(chosen)}
 
 
 def main(home: Path, files: int, way: str) -> dict[str, float]:
     torch.set_num_threads(1)
-    return at_every_line(home, files) if way == "lines" else at_random(home, files, int(way))
+    if way.startswith("lines"):
+        return at_lines(home, files, int(way.removeprefix("lines") or 1))
+    return at_random(home, files, int(way))
 
 
 if __name__ == "__main__":

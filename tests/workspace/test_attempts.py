@@ -14,7 +14,7 @@ from tests.support import attempts, workspaces
 from tests.support.sizes import sized
 from tests.support.tally import Tally
 
-CHOSEN = sized("pickles/9,arrays/4,skops/4,names/5,specifications/6,settings/2,modules/3,texts/5,own/3", "")
+CHOSEN = sized("pickles/12,arrays/6,skops/6,names/9,specifications/9,settings/3,modules/3,texts/9,own/4", "")
 
 
 @pytest.mark.long
