@@ -117,12 +117,13 @@ def numbers_in_the_ledger(screen: Screen, workspace: Path, k: int | None, reques
     from ssse.workspace.record.published import PUBLIC
 
     if k is None or k < PUBLIC:
-        which = "What was measured on so few samples" if k is not None else "The numbers (…)"
-        of = "" if request is None else f" --request {shlex.quote(request)}"
-        screen.tell(
-            f"{which} could tell whose they are, and is not shown. It is in the ledger: ssse log "
-            f"{shlex.quote(str(workspace))}{of} --exact"
+        what = (
+            "The numbers (…) could tell whose samples they are of, and are not shown. They are"
+            if k is None
+            else "What was measured on so few samples could tell whose they are, and is not shown. It is"
         )
+        of = "" if request is None else f" --request {shlex.quote(request)}"
+        screen.tell(f"{what} in the ledger: ssse log {shlex.quote(str(workspace))}{of} --exact")
 
 
 def erased(screen: Screen, workspace: Path, request: str, details: dict[str, Any], dry_run: bool) -> None:

@@ -32,6 +32,7 @@ from ssse.workspace.settings import Settings
 LONGEST_ID = 200
 LEVERAGES = 200  # of one request, in the ledger
 PROBED = 2000  # test samples: enough to see a point of accuracy go, and soon looked at
+NOT_MENDED = {"share", "stationarity"}  # bounds that a new curvature does not bring nearer
 CHECKED = 8  # samples on which a state that was written must answer as the model in memory does
 
 
@@ -234,7 +235,9 @@ class _Task:
         measured = self.engine.measured_scale(self.curvature)
         try:
             erased = self.engine.erase(self.checked, self.curvature, self.asked)
-        except (Refused, NotPositiveDefinite, PrecisionLost):
+        except (Refused, NotPositiveDefinite, PrecisionLost) as error:
+            if isinstance(error, Refused) and NOT_MENDED.intersection(error.diagnostics.broken):
+                raise
             raise NeedsFit("refused", measured) from None
         check_step(erased.assessment, self.settings, measured)
         return erased

@@ -112,9 +112,9 @@ LISTED: dict[str, dict[str, Rule]] = {
     "upgraded": _each("version", "leaves", "root"),
     "fitted": {
         **_each("engine", "holds", "n", "d", "parameters", "weight_decay", "plan", "model", "options", "exact"),
-        **_each("samples", "excluded", "versions", "because"),
+        **_each("samples", "excluded", "versions", "because", "after_requests"),
         **_HOW,
-        **_each("damping", "dropped", by=_CHOSEN),
+        **_each("damping", "dropped", "kept", by=_CHOSEN),
         **_each("seconds", by=_COARSE),
         # Over all samples that stay: who has them all could leave out each in turn and compare.
         **_each("mean_loss", "gradient_norm", "correction", "distance_bound", by=bucket),
