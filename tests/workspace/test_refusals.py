@@ -59,8 +59,8 @@ def states(path: Path) -> dict[str, bytes | str]:
 def test_a_step_that_would_destroy_the_model_is_refused(made):
     before = states(made.path)
     text, _ = call("erase", made.path, "--request", "r", "--ids", IDS, code=3)
-    assert "Refused: By its gradient θ* was trained with a weight decay of …" in text
-    assert "Fit again with --set fit.weight_decay=…" in text
+    assert "Refused: By its gradient θ* was trained with a weight decay of 0.01" in text
+    assert "Fit again with --set fit.weight_decay=0.01" in text
     assert "--request r --exact" in text
     assert states(made.path) == before
     assert torch.equal(made.weights()["weight"], digits.model().weight)
@@ -84,7 +84,7 @@ def test_overridden_by_name_it_is_taken_and_recorded(made):
         *("--override", "step", "--override", "stationarity", "--override", "leverage"),
         code=6,
     )
-    assert "Verdict: caution, overriding stationarity, step, leverage." in text
+    assert "Verdict: caution, overriding stationarity, step, leverage; it waits for confirmation." in text
     assert "because Overridden (stationarity): By its gradient" in text
     entries = call_json("log", made.path, "--request", "r")["entries"]
     assert [entry["kind"] for entry in entries] == [*["received", "refused"] * 2, "received", "erased"]

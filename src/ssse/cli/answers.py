@@ -31,7 +31,10 @@ def confirm(
             screen.headline("No request waits for confirmation; there is nothing to confirm.")
             return
         screen.headline(f"Confirmed {counted(len(settled.requests), 'request')}: {', '.join(settled.requests)}.")
-        screen.tell("What was kept from before them is dealt with as the settings say; the ledger has it.")
+        screen.tell(
+            "They are sealed. The model from before them is shredded, unless erase.old_weights keeps it: `ssse log` "
+            "has what was done."
+        )
 
 
 def revert(
@@ -51,4 +54,6 @@ def revert(
             screen.headline("No request waits for confirmation; there is nothing to revert.")
             return
         screen.headline(f"Reverted {counted(len(settled.requests), 'request')}: {', '.join(settled.requests)}.")
-        screen.tell("Their samples are in the model again. The same ids may be used for them once more.")
+        now = settled.entry.details["after"]["weights"][:12]
+        screen.tell(f"Their samples are in the model again: weights {now}. What they had made is shredded.")
+        screen.tell("Replace copies of it that are served. The same ids may be used for the requests once more.")

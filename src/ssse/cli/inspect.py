@@ -214,9 +214,11 @@ def verify(
             screen.headline(f"The weights are what erasing '{replay.request}' gives, {how}.")
         screen.detail("\n".join(verification.checked))
         screen.tell(f"head  {verification.head}")  # in one piece, whatever the terminal's width
-        if key and anchor is not None:
-            signed = f"{verification.signed:,} of its entries are signed by the key"
-            screen.tell(f"{signed}; it continues {counted(verification.anchored, 'head')} that were published.")
+        if key:
+            part = "All" if verification.signed == verification.entries else "Of its entries"
+            screen.tell(f"{part} {verification.signed:,} are signed by the key.")
+        if anchor is not None:
+            screen.tell(f"It continues {counted(verification.anchored, 'head')} that were published.")
         elif key:
             screen.tell("A key does not see a folder that was put back as it once was: verify --anchor FILE does.")
         elif anchor is None and head is None:

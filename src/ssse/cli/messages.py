@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,28 +113,37 @@ def curve(scan: dict[str, Any], chosen: float) -> Any:
     return lines
 
 
-def numbers_in_the_ledger(screen: Screen, workspace: Path, k: int | None, request: str | None = None) -> None:
+def numbers_in_the_ledger(
+    screen: Screen, workspace: Path, k: int | None, request: str | None = None, dry_run: bool = False
+) -> None:
     """Where to find what was measured on few samples. `k`: None where it is a sentence whose numbers are left out."""
     from ssse.workspace.record.published import PUBLIC
 
     if k is None or k < PUBLIC:
         what = (
-            "The numbers (…) could tell whose samples they are of, and are not shown. They are"
+            "Where … stands, a number could tell whose samples it is of, and is not shown"
             if k is None
-            else "What was measured on so few samples could tell whose they are, and is not shown. It is"
+            else "What was measured on so few samples could tell whose they are, and is not shown"
         )
+        if dry_run:
+            screen.tell(f"{what}; `Workspace.erase(…, dry_run=True).details` in Python has it.")
+            return
         of = "" if request is None else f" --request {shlex.quote(request)}"
-        screen.tell(f"{what} in the ledger: ssse log {shlex.quote(str(workspace))}{of} --exact")
+        screen.tell(f"{what}. The ledger has it: ssse log {shlex.quote(str(workspace))}{of} --exact")
 
 
-def erased(screen: Screen, workspace: Path, request: str, details: dict[str, Any], dry_run: bool) -> None:
+def erased(
+    screen: Screen, workspace: Path, request: str, details: dict[str, Any], waiting: Sequence[str], dry_run: bool
+) -> None:
+    """`waiting`: requests that wait for confirmation, this one among them if it does."""
     from ssse.workspace.record.describe import distance_from_refit
 
     seen = details["diagnostics"]
     done = "Would erase" if dry_run else "Erased"
     of = f"{details['k']:,} of {counted(details['n'], 'sample')} (request '{request}')"
     broken = f", overriding {', '.join(details['overridden'])}" if details["overridden"] else ""
-    screen.headline(f"{done} {of}. Verdict: {details['verdict']}{broken}.")
+    waits = f"; it {'would wait' if dry_run else 'waits'} for confirmation" if details["held"] else ""
+    screen.headline(f"{done} {of}. Verdict: {details['verdict']}{broken}{waits}.")
     for reason in seen["reasons"]:
         screen.tell(f"  because {as_settings(reason)}")
     moved, losses = seen.get("relative_step"), (seen.get("loss_before"), seen.get("loss_after"))
@@ -148,14 +158,18 @@ def erased(screen: Screen, workspace: Path, request: str, details: dict[str, Any
             largest_leverage=None if leverage is None else f"up to {leverage:.3g}",
         )
     )
+    numbers_in_the_ledger(screen, workspace, details["k"], request, dry_run)
     if not dry_run:
-        numbers_in_the_ledger(screen, workspace, details["k"], request)
         old, new = (details[moment]["weights"][:12] for moment in ("before", "after"))
-        fate = "kept" if details["held"] or details["old"]["weights"] == "keep" else "shredded"
+        keeps = details["old"]["weights"] == "keep" or (details["held"] and len(waiting) == 1)
+        fate = "kept" if keeps else "shredded"
         name = next(iter(details["files"]))
         screen.tell(facts(before=f"weights {old}, {fate}", now=f"weights {new}"))
         screen.tell(f"The erased model: {workspace}/current/{name}")
-        screen.tell("Serve a copy of it: the next request shreds the file.")
+        if not details["held"]:
+            screen.tell("Serve a copy of it: the next request shreds the file.")
+            if details["verdict"] != "ok" and seen.get("probe_worse") is False:
+                screen.tell("The test data does no worse, so nothing waits for confirmation.")
     for note in seen["notes"]:
         screen.detail(f"note: {as_settings(note)}")
     if details.get("curvature_dropped"):

@@ -74,7 +74,10 @@ def init(
         list[str] | None,
         typer.Option("--argument", metavar="NAME=VALUE", help="Of the factory; repeatable. Values as in TOML."),
     ] = None,
-    test: Annotated[str | None, typer.Option(metavar="DATA", help="Test data, for `ssse evaluate`.")] = None,
+    test: Annotated[
+        str | None,
+        typer.Option(metavar="DATA", help="Test data: should do no worse after a request; and for `ssse evaluate`."),
+    ] = None,
     inputs: Annotated[str | None, typer.Option(metavar="KEY,...", help="Where the inputs are, if not x.")] = None,
     labels: Annotated[str | None, typer.Option(metavar="KEY", help="Where the labels are, if not y.")] = None,
     ids: Annotated[
@@ -301,7 +304,7 @@ def erase(
             which = "sample was" if count == 1 else "samples were"
             fate = "would be left out" if dry_run else "left out"
             screen.tell(f"{count:,} {which} erased already, by request '{other}'; {fate}.")
-        messages.erased(screen, workspace, request, erased.shown_details, dry_run)
+        messages.erased(screen, workspace, request, erased.shown_details, erased.held, dry_run)
         messages.held(screen, workspace, erased, dry_run)
         if erased.details["verdict"] != "ok":
             raise typer.Exit(CAUTION)

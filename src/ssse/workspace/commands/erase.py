@@ -262,14 +262,16 @@ class _Task:
     def _why_held(self, seen: Assessment) -> list[str]:
         """Why the state from before is to be kept until somebody confirms; none where it goes at once."""
         chosen, waiting = self.settings.erase, self.held.requests
-        if chosen.confirm == "never" or (chosen.confirm == "when_unsure" and seen.sound_by_probe):
+        if chosen.confirm == "never":
             return []
         if chosen.confirm == "always":
             return ['Every request waits for confirmation (erase.confirm = "always").']
-        if seen.sound:
+        if waiting:  # verdict and probe are of this step alone, which begins with a model that nobody has confirmed
             earlier = ", ".join(f"'{request}'" for request in waiting)
-            return [f"{earlier} waits for confirmation, and a verdict is of its own step alone."] if waiting else []
-        if not waiting and (chosen.old_weights, chosen.old_curvature) == ("keep", "keep"):
+            return [f"It goes on from {earlier}, which nobody has confirmed yet."]
+        if seen.sound:
+            return []
+        if (chosen.old_weights, chosen.old_curvature) == ("keep", "keep"):
             return []  # nothing would go
         if seen.overridden:
             return [f"The step breaks bounds that were overridden: {', '.join(seen.overridden)}."]

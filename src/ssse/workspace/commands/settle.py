@@ -64,8 +64,9 @@ def _waiting(transaction: Transaction, request: str | None) -> Holdings:
     held = read_holdings(transaction.ledger)
     if request is not None and request not in held.requests:
         others = ", ".join(f"'{name}'" for name in held.requests[:5])
+        others += " does" if len(held.requests) == 1 else " do"
         raise InvalidSetting(
-            f"Request '{request}' does not wait for confirmation; {f'{others} do' if others else 'none does'}."
+            f"Request '{request}' does not wait for confirmation; {others if held.requests else 'none does'}."
         )
     return held
 

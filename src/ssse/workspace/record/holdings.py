@@ -2,9 +2,9 @@
 known to be sound, while requests wait for somebody to confirm them. The ledger alone says so; nothing imports torch.
 
 An erasure that nothing vouches for is *held*: its entry says so, no entry "sealed" follows, and the state from before
-it stays. Requests that come meanwhile are held too, unless they settle all; of the states between, none is sound, and
-none stays. All that wait are settled at once: by an entry "confirmed", by an erasure that is not held, or by
-"reverted", which brings the kept state back.
+it stays. Requests that come meanwhile are held too; of the states between, none is sound, and none stays. All that
+wait are settled at once: by an entry "confirmed", by an erasure whose settings wait for nobody, or by "reverted", which
+brings the kept state back.
 """
 
 from __future__ import annotations

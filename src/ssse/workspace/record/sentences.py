@@ -16,7 +16,18 @@ FIXED = (
     "the step at scale 1 usually",
     "the 10% up to which",
 )
-_FIXED = re.compile("(" + "|".join(map(re.escape, FIXED)) + ")")
+# Numbers that are of the settings, of the curvature of all samples, or counts that an entry shows anyway.
+_NUMBER = r"[-+−]?[\d.,]*\d(?:e[-+]?\d+)?"
+KNOWN = (
+    rf"weight decay of {_NUMBER}",
+    rf"weight_decay={_NUMBER}",
+    rf"by its gradient rather with {_NUMBER}",
+    rf"the damping is {_NUMBER}",
+    rf"The scale is {_NUMBER}",
+    rf"The request takes {_NUMBER}% of the {_NUMBER} samples that the curvature stands for, more than the {_NUMBER}%",
+    rf"{_NUMBER}% of the training data is forgotten by now",
+)
+_FIXED = re.compile("(" + "|".join([*map(re.escape, FIXED), *KNOWN]) + ")")
 # A word may end in digits (float64, layers.0.weight); what begins with one is a number, with its sign and its unit.
 _WORD_OR_NUMBER = re.compile(r"(?P<word>[^\W\d][\w.]*)|[-+−]?\.?\d\w*(?:[.,]\d\w*)*(?:(?<=e)[-+]\d+)?(?:\s?%)?")
 _SEVERAL = re.compile(rf"{LEFT_OUT}(?:\s?{LEFT_OUT})+")
