@@ -92,7 +92,7 @@ def test_no_number_of_a_small_request_is_shown(tmp_path, engine):
 
 def test_nor_of_one_that_is_refused(tmp_path):
     made = workspaces.make(tmp_path, fit=False)
-    before = "".join(call("fit", made.path)) + outputs(made.path)
+    before = "".join(call("fit", made.path)) + outputs(made.path) + " 1e5"
     said = call("erase", made.path, "--request", "a", "--ids", "s3,s4", "--scale", "1e5", code=3)[0]
     said += call("erase", made.path, "--request", "b", "--ids", "s3,s4", "--scale", "1e5", "--json", code=3)[0]
     entry = made.workspace.log("a").entries[-1]
