@@ -12,6 +12,7 @@ import torch
 
 from ssse.errors import InvalidSetting
 from ssse.workspace.record.entry import Entry
+from ssse.workspace.record.ledger import Ledger
 from ssse.workspace.results import Erased
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
@@ -200,6 +201,37 @@ def test_an_estimator_too(pristine_estimator, tmp_path):
         assert made.workspace.verify().ok
         assert len(names(made.path)) == 1
         assert ((made.path / "current" / "model.skops").read_bytes() == before) == (way == "revert")
+
+
+def test_a_request_that_was_interrupted_is_finished_as_its_samples_stand_then(made, monkeypatch):
+    """Received while one of its samples was erased by a request that waited and was then undone."""
+    hold(made, "x", ["s3"])
+
+    class Killed(BaseException):
+        pass
+
+    append = Ledger.append
+
+    def dies(self: Ledger, kind: str, *rest: Any) -> Entry:
+        entry = append(self, kind, *rest)
+        if kind == "received":
+            raise Killed
+        return entry
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "append", dies)
+        with pytest.raises(Killed):
+            made.workspace.erase("y", ids=["s3", "s4"])
+    assert made.workspace.log().pending == ["y"]
+    made.workspace.revert()
+    assert made.workspace.erase("y", ids=["s3", "s4"]).details["k"] == 2
+    assert made.workspace.verify().ok
+    entries = made.workspace.log("y").entries
+    assert [(entry.kind, entry.details["k"]) for entry in entries[:3]] == [
+        ("received", 1),
+        ("received", 2),
+        ("erased", 2),
+    ]
 
 
 def test_which_request_is_meant(made):

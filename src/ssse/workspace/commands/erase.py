@@ -84,8 +84,8 @@ def erase(
     else:
         check_places(transaction, user_data)
     digests = user_data.digests(source, transaction.ledger.salt, places)
-    received = _received(last, digests)
     standing = Membership.load(transaction.folder.path / SAMPLES).standing(digests, transaction.ledger)
+    received = _received(last, digests, standing)
     data = engine.training_data(curvature, lambda: _places_that_stay(transaction, user_data))
     to_erase = standing.fresh if places is None else places[standing.fresh]
     asked = Asked(source, to_erase, data, _probe(engine, model), override)
@@ -137,8 +137,12 @@ def _repeated(
     return Erased(request, "repeated", history, reason)
 
 
-def _received(last: Entry | None, digests: np.ndarray) -> bool:
-    """Whether it was received before and interrupted; then only the same samples may finish it."""
+def _received(last: Entry | None, digests: np.ndarray, standing: Standing) -> bool:
+    """Whether it was received before and interrupted; then only the same samples may finish it.
+
+    Other requests may have been carried out or reverted since: where fewer or more of its samples are to go than its
+    entry says, it is received anew, and no erasure is of more than was received.
+    """
     if last is None or last.kind != "received":
         return False
     if last.details["samples"] != digest_of_samples(digests.tolist()):
@@ -146,7 +150,7 @@ def _received(last: Entry | None, digests: np.ndarray) -> bool:
             f"Request '{last.request}' was received on {last.time} for other samples and is not finished. Finish it "
             "with those, or give this one its own id."
         )
-    return True
+    return (last.details["k"], last.details["already"]) == (len(standing.fresh), standing.already)
 
 
 @dataclass(frozen=True)
