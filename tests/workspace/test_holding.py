@@ -234,6 +234,36 @@ def test_a_request_that_was_interrupted_is_finished_as_its_samples_stand_then(ma
     ]
 
 
+def test_what_settled_a_request_belongs_to_it(made):
+    """Else who asks for a request sees an erasure that was undone."""
+    hold(made, "x", ["s3"])
+    hold(made, "y", ["s4"])
+    made.workspace.revert()
+    hold(made, "x", ["s3"])
+    made.workspace.confirm()
+    for request, after in (("x", ["received", "erased", "confirmed", "sealed"]), ("y", [])):
+        whole = ["received", "erased", "reverted", *after]
+        assert [entry.kind for entry in made.workspace.log(request).entries] == whole
+        proof = made.workspace.prove(request=request).proof
+        assert [one.shown["kind"] for one in proof.members] == whole
+        assert call("log", made.path, "--request", request)[0].count("undone") == 1
+
+
+def test_who_was_refused_because_of_what_is_undone_is_named(made):
+    made.workspace.erase("before", ids=["s9"])
+    assert made.workspace.erase("none", ids=["s9"]).outcome == "refused"
+    hold(made, "x", ["s3", "s5"])
+    for request, ids in (("y", ["s3"]), ("z", ["s5", "s3"]), ("none", ["s9"])):
+        assert made.workspace.erase(request, ids=ids).outcome == "refused"
+    hold(made, "w", ["s6"])
+    text = call("revert", made.path)[0]
+    assert "Refused because of them, and to be asked for again: 'y', 'z'." in text
+    entry = made.workspace.log().entries[-1]
+    assert (entry.details["requests"], entry.details["refused"]) == (["x", "w"], ["y", "z"])
+    assert "to be asked for again: “y”, “z”" in call("log", made.path)[0].replace("\n", " ")
+    assert made.workspace.erase("y", ids=["s3"]).outcome == "erased"
+
+
 def test_which_request_is_meant(made):
     hold(made)
     before = snapshot(made.path)

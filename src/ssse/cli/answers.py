@@ -52,3 +52,6 @@ def revert(
             return
         screen.headline(f"Reverted {counted(len(settled.requests), 'request')}: {', '.join(settled.requests)}.")
         screen.tell("Their samples are in the model again. The same ids may be used for them once more.")
+        if refused := settled.entry.details["refused"]:
+            names = ", ".join(f"'{name}'" for name in refused)
+            screen.headline(f"Refused because of them, and to be asked for again: {names}.")
