@@ -30,7 +30,14 @@ class InvalidSetting(SSSEError, ValueError):
 
 
 class InvalidRequest(InvalidData, InvalidSetting):
-    """What one request says cannot be: ids that no sample has, an id that stands for other samples."""
+    """What one request says cannot be: ids that no sample has, an id that stands for other samples.
+
+    `answer`: the same for whoever asked, who may know nothing of the data but what they said themselves.
+    """
+
+    def __init__(self, message: str, answer: str | None = None):
+        super().__init__(message)
+        self.answer = message if answer is None else answer
 
 
 class DoesNotFit(SSSEError, MemoryError):

@@ -12,6 +12,7 @@ import torch
 
 from ssse.errors import InvalidSetting
 from ssse.workspace.record.entry import Entry
+from ssse.workspace.record.ledger import Ledger
 from ssse.workspace.results import Erased
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
@@ -201,6 +202,67 @@ def test_an_estimator_too(pristine_estimator, tmp_path):
         assert made.workspace.verify().ok
         assert len(names(made.path)) == 1
         assert ((made.path / "current" / "model.skops").read_bytes() == before) == (way == "revert")
+
+
+def test_a_request_that_was_interrupted_is_finished_as_its_samples_stand_then(made, monkeypatch):
+    """Received while one of its samples was erased by a request that waited and was then undone."""
+    hold(made, "x", ["s3"])
+
+    class Killed(BaseException):
+        pass
+
+    append = Ledger.append
+
+    def dies(self: Ledger, kind: str, *rest: Any) -> Entry:
+        entry = append(self, kind, *rest)
+        if kind == "received":
+            raise Killed
+        return entry
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "append", dies)
+        with pytest.raises(Killed):
+            made.workspace.erase("y", ids=["s3", "s4"])
+    assert made.workspace.log().pending == ["y"]
+    made.workspace.revert()
+    assert made.workspace.erase("y", ids=["s3", "s4"]).details["k"] == 2
+    assert made.workspace.verify().ok
+    entries = made.workspace.log("y").entries
+    assert [(entry.kind, entry.details["k"]) for entry in entries[:3]] == [
+        ("received", 1),
+        ("received", 2),
+        ("erased", 2),
+    ]
+
+
+def test_what_settled_a_request_belongs_to_it(made):
+    """Else who asks for a request sees an erasure that was undone."""
+    hold(made, "x", ["s3"])
+    hold(made, "y", ["s4"])
+    made.workspace.revert()
+    hold(made, "x", ["s3"])
+    made.workspace.confirm()
+    for request, after in (("x", ["received", "erased", "confirmed", "sealed"]), ("y", [])):
+        whole = ["received", "erased", "reverted", *after]
+        assert [entry.kind for entry in made.workspace.log(request).entries] == whole
+        proof = made.workspace.prove(request=request).proof
+        assert [one.shown["kind"] for one in proof.members] == whole
+        assert call("log", made.path, "--request", request)[0].count("undone") == 1
+
+
+def test_who_was_refused_because_of_what_is_undone_is_named(made):
+    made.workspace.erase("before", ids=["s9"])
+    assert made.workspace.erase("none", ids=["s9"]).outcome == "refused"
+    hold(made, "x", ["s3", "s5"])
+    for request, ids in (("y", ["s3"]), ("z", ["s5", "s3"]), ("none", ["s9"])):
+        assert made.workspace.erase(request, ids=ids).outcome == "refused"
+    hold(made, "w", ["s6"])
+    text = call("revert", made.path)[0]
+    assert "Refused because of them, and to be asked for again: 'y', 'z'." in text
+    entry = made.workspace.log().entries[-1]
+    assert (entry.details["requests"], entry.details["refused"]) == (["x", "w"], ["y", "z"])
+    assert "to be asked for again: “y”, “z”" in call("log", made.path)[0].replace("\n", " ")
+    assert made.workspace.erase("y", ids=["s3"]).outcome == "erased"
 
 
 def test_which_request_is_meant(made):

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from ssse.errors import BrokenArtefact, Busy, Damaged, InvalidSetting
-from ssse.workspace.commands import request_files
+from ssse.system.digests import digest_bytes
+from ssse.workspace.commands import inbox, request_files
 from ssse.workspace.commands.inbox import Inbox, pending
 from ssse.workspace.commands.request_files import Unreadable, read_request
+from ssse.workspace.record.answers import NOTHING_LEFT
 from ssse.workspace.record.lock import locked
 from ssse.workspace.results import Erased
+from ssse.workspace.workspace import Workspace
 from tests.support.commands import call, call_error
 from tests.support.inboxes import ANSWER
 from tests.support.sizes import sized
@@ -66,8 +70,8 @@ def test_each_file_has_its_answer(made, tmp_path):
     outcomes = {name[0]: answer.outcome for name, answer in found.items()}
     assert outcomes == {
         **dict.fromkeys("abcd", "erased"),
-        **dict.fromkeys("egi", "refused"),
-        "f": "repeated",
+        **dict.fromkeys("ei", "refused"),
+        **dict.fromkeys("fg", "repeated"),
         "h": "unreadable",
     }
     assert erased(made) == ["2026-1", "b", "c", "d"]
@@ -76,7 +80,6 @@ def test_each_file_has_its_answer(made, tmp_path):
     assert told["verdict"] in ("ok", "caution")
     assert told["head"] in {entry.hash for entry in made.workspace.log().entries}
     assert not {"leverages", "loss_before", "diagnostics"} & set(told)
-    assert "other samples" in found["g.json"].reason
     assert found["c.csv"].notes == ("1 other columns were not looked at.",)
     assert (box / f"a.json{ANSWER}").stat().st_mode & 0o777 == 0o600
     before = {path.name: path.read_bytes() for path in box.iterdir()}
@@ -132,7 +135,7 @@ def test_a_file_that_changed_after_its_answer_is_told_and_not_carried_out(made, 
 
 
 def test_a_file_that_is_being_written_is_waited_for(made, tmp_path):
-    box, stop, now = tmp_path / "box", threading.Event(), []
+    box, stop, now = tmp_path / "box", Event(), []
     put(box, "a.json", '["s3"', old=False)
     put(box, "b.csv", "id\ns4\n", old=False)
 
@@ -189,8 +192,6 @@ def test_killed_between_the_erasure_and_the_answer(made, tmp_path, monkeypatch):
     class Killed(BaseException):
         pass
 
-    from ssse.workspace.commands import inbox
-
     written = inbox.write_beside
 
     def dies(path: Path, body: Any) -> None:
@@ -208,6 +209,116 @@ def test_killed_between_the_erasure_and_the_answer(made, tmp_path, monkeypatch):
         assert (found.file, found.outcome) == (name, outcome)
         assert len(made.workspace.log().entries) == entries
     assert not list(box.glob(".*"))
+
+
+def test_an_answer_tells_nothing_of_others(made, tmp_path):
+    """No id that is near, no path, not whose an answered request was, nor which request erased a sample."""
+    box = tmp_path / "box"
+    put(box, "a.json", {"request": "r-1", "ids": ["s3"]})
+    answered(made, box)
+    for name, sample in (("b", "s3"), ("c", "s4"), ("d", "nobody")):
+        put(box, f"{name}.json", {"request": "r-1", "ids": [sample]})
+    put(box, "e.json", ["s3x9"])
+    put(box, "f.json", ["s3"])
+    found = {name: answer.to_dict() for name, answer in answered(made, box).items()}
+    same = [{**found[f"{name}.json"], "file": "", "file_digest": "", "time": ""} for name in "bcd"]
+    assert same[0] == same[1] == same[2]
+    assert (same[0]["outcome"], same[0]["samples"], same[0]["verdict"]) == ("repeated", None, None)
+    assert found["e.json"]["reason"] == "The training data has no sample with the id 's3x9'."
+    assert (found["f.json"]["outcome"], found["f.json"]["reason"]) == ("refused", NOTHING_LEFT)
+    assert erased(made) == ["r-1"]
+
+
+def test_a_claim_that_somebody_planted_is_none(made, tmp_path):
+    """Else it would tell whether the samples of a request were these."""
+    box = tmp_path / "box"
+    made.workspace.erase("r-1", ids=["s3"])
+    for name, sample in (("a.json", "s3"), ("b.json", "s4")):
+        path = put(box, name, {"request": "r-1", "ids": [sample]})
+        claim = {"file_digest": digest_bytes(path.read_bytes()), "request": "r-1", "seq": 0, "by": "0" * 64}
+        put(box, f".{name}.claim", claim)
+    assert {answer.outcome for answer in answered(made, box).values()} == {"repeated"}
+
+
+def test_an_outcome_of_other_samples_is_not_its_answer(made, tmp_path, monkeypatch):
+    """Killed with a claim; meanwhile somebody uses the same id for another sample."""
+    box = tmp_path / "box"
+    put(box, "a.json", {"request": "r-1", "ids": ["s3"]})
+    with monkeypatch.context() as patch:
+        patch.setattr(Workspace, "erase", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            answered(made, box)
+    assert list(box.glob(".*.claim"))
+    made.workspace.erase("r-1", ids=["s4"])
+    assert answered(made, box)["a.json"].outcome == "repeated"
+
+
+def stopped(*_: Any, **__: Any) -> Erased:
+    raise KeyboardInterrupt
+
+
+def test_one_file_does_not_stop_the_others(made, tmp_path, monkeypatch):
+    box, said = tmp_path / "box", []
+    for number, name in enumerate("abcd"):
+        put(box, f"{name}.json", [f"s{number}"])
+    (box / f"a.json{ANSWER}").mkdir()
+    (box / ".b.json.claim").mkdir()
+    read = Inbox._read  # pyright: ignore[reportPrivateUsage]
+
+    def unreadable(self: Inbox, path: Path) -> tuple[bytes, bool]:  # as of mode 0000, which root may read
+        if path.name == "c.json":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(self, path)
+
+    monkeypatch.setattr(Inbox, "_read", unreadable)
+    asked = Inbox(box, made.workspace.folder, lambda r, ids: made.workspace.erase(r, ids=ids), said.append, Event())
+    assert [answer.file for answer in asked.answers(None)] == ["d.json"]
+    assert list(asked.answers(None)) == []
+    assert erased(made) == ["a", "d"]  # without an answer, which it gets as soon as there is room
+    assert [text.split()[0] for text in said] == ["'a.json'", "'b.json'", "'c.json'"]
+    monkeypatch.undo()
+    for path in (box / f"a.json{ANSWER}", box / ".b.json.claim"):
+        path.rmdir()
+    assert {answer.outcome for answer in answered(made, box).values()} == {"erased"}
+    assert sorted(erased(made), key=str) == ["a", "b", "c", "d"]
+
+
+def test_a_full_disk_stops_it(made, tmp_path, monkeypatch):
+    box = tmp_path / "box"
+    put(box, "a.json", ["s3"])
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(inbox, "write_beside", full)
+    with pytest.raises(OSError, match="No space"):
+        answered(made, box)
+    assert erased(made) == []
+
+
+def test_an_answer_with_a_long_id_is_given_once(made, tmp_path):
+    box = tmp_path / "box"
+    put(box, "a.json", {"request": "a" * 2_000_000, "ids": ["s1"]})
+    assert answered(made, box)["a.json"].outcome == "unreadable"
+    assert answered(made, box) == {}
+
+
+def test_an_answer_that_waits_is_given_anew_when_it_is_settled(tmp_path):
+    box = tmp_path / "box"
+    box.mkdir()
+    made = make(tmp_path / "home", erase__confirm="always")
+    for way, expected in (("confirm", ("erased", False)), ("revert", ("reverted", False))):
+        put(box, f"{way}.json", ["s3" if way == "confirm" else "s4"])
+        assert answered(made, box)[f"{way}.json"].held
+        assert answered(made, box) == {}
+        getattr(made.workspace, way)()
+        found = answered(made, box)
+        assert {name: (one.outcome, one.held) for name, one in found.items()} == {f"{way}.json": expected}
+        told = json.loads((box / f"{way}.json{ANSWER}").read_text())
+        assert (told["outcome"], told["held"]) == expected
+        assert answered(made, box) == {}
+    put(box, "again.json", {"request": "revert", "ids": ["s4"]})
+    assert answered(made, box)["again.json"].outcome == "erased"
 
 
 def test_the_command(made, tmp_path):

@@ -57,3 +57,6 @@ def revert(
         now = settled.entry.details["after"]["weights"][:12]
         screen.tell(f"Their samples are in the model again: weights {now}. What they had made is shredded.")
         screen.tell("Replace copies of it that are served. The same ids may be used for the requests once more.")
+        if refused := settled.entry.details["refused"]:
+            names = ", ".join(f"'{name}'" for name in refused)
+            screen.headline(f"Refused because of them, and to be asked for again: {names}.")

@@ -74,7 +74,8 @@ class Source(ABC):
         unknown = [name for name in ids if name not in self._place]
         if unknown:
             hint = did_you_mean(unknown[0], self.ids.tolist()) if len(unknown) == 1 else ""
-            raise InvalidRequest(f"'{self.name}' has no sample with the id {listing(unknown, SHOWN_IDS)}.{hint}")
+            what = f"has no sample with the id {listing(unknown, SHOWN_IDS)}."
+            raise InvalidRequest(f"'{self.name}' {what}{hint}", f"The training data {what}")
         return np.array([self._place[name] for name in ids], dtype=np.int64)
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ from ssse.verdict import Assessment
 from ssse.workspace import settings as toml
 from ssse.workspace.commands.checks import check_places, check_same_model
 from ssse.workspace.commands.refit import NeedsFit, check_schedule, check_step, scale_of_dropped, was_dropped
+from ssse.workspace.commands.request_files import LONGEST_REQUEST
 from ssse.workspace.engines.choice import engine_for
 from ssse.workspace.engines.data import UserData
 from ssse.workspace.engines.engine import Asked, Engine, ErasedModel
+from ssse.workspace.record.answers import BEFORE, digest_of_ids
 from ssse.workspace.record.folder import SAMPLES
 from ssse.workspace.record.holdings import Holdings, read_holdings
 from ssse.workspace.record.ledger import Entry, digest_of_samples
@@ -29,7 +31,6 @@ from ssse.workspace.record.transaction import Transaction
 from ssse.workspace.results import Erased
 from ssse.workspace.settings import Settings
 
-LONGEST_ID = 200
 LEVERAGES = 200  # of one request, in the ledger
 PROBED = 2000  # test samples: enough to see a point of accuracy go, and soon looked at
 NOT_MENDED = {"share", "stationarity"}  # bounds that a new curvature does not bring nearer
@@ -37,9 +38,9 @@ CHECKED = 8  # samples on which a state that was written must answer as the mode
 
 
 def check_id(request: str) -> str:
-    if not request or request != request.strip() or len(request) > LONGEST_ID or not request.isprintable():
+    if not request or request != request.strip() or len(request) > LONGEST_REQUEST or not request.isprintable():
         raise InvalidRequest(
-            f"A request's id is a word or a few, printable, up to {LONGEST_ID} characters; not {request[:40]!r}."
+            f"A request's id is a word or a few, printable, up to {LONGEST_REQUEST} characters; not {request[:40]!r}."
         )
     return request
 
@@ -84,8 +85,11 @@ def erase(
     else:
         check_places(transaction, user_data)
     digests = user_data.digests(source, transaction.ledger.salt, places)
-    received = _received(last, digests)
     standing = Membership.load(transaction.folder.path / SAMPLES).standing(digests, transaction.ledger)
+    came = {"asked": len(digests), "k": len(standing.fresh), "already": standing.already}
+    came |= {"samples": digest_of_samples(digests.tolist()), "by": "file" if ids is None else "ids"}
+    came |= {"ids": None if ids is None else digest_of_ids(ids, transaction.ledger.salt)}
+    received = _received(last, came)
     data = engine.training_data(curvature, lambda: _places_that_stay(transaction, user_data))
     to_erase = standing.fresh if places is None else places[standing.fresh]
     asked = Asked(source, to_erase, data, _probe(engine, model), override)
@@ -95,10 +99,8 @@ def erase(
     transaction.folder.check_space(files.size_of(transaction.folder.state(current)))
     transaction.begin()
     if not received:
-        came = {"asked": len(digests), "k": len(standing.fresh), "already": standing.already}
-        came |= {"samples": digest_of_samples(digests.tolist()), "by": "file" if ids is None else "ids"}
-        came |= {"options": toml.changes(transaction.settings, settings)}
-        transaction.ledger.append("received", request, came)
+        options = toml.changes(transaction.settings, settings)
+        transaction.ledger.append("received", request, {**came, "options": options})
     return task.carry_out()
 
 
@@ -129,7 +131,8 @@ def _repeated(
         same = digest_of_samples(digests.tolist()) == then.details["samples"]
     if not same:
         raise InvalidRequest(
-            f"Request '{request}' was answered on {history[-1].time}, for other samples. Give this one its own id."
+            f"Request '{request}' was answered on {history[-1].time}, for other samples. Give this one its own id.",
+            BEFORE,
         )
     k = next(entry.details["k"] for entry in reversed(history) if entry.kind == "erased")
     waits = "" if history[-1].kind == "sealed" else " It waits for confirmation."
@@ -137,16 +140,20 @@ def _repeated(
     return Erased(request, "repeated", history, reason)
 
 
-def _received(last: Entry | None, digests: np.ndarray) -> bool:
-    """Whether it was received before and interrupted; then only the same samples may finish it."""
+def _received(last: Entry | None, came: Mapping[str, Any]) -> bool:
+    """Whether it was received before and interrupted; then only the same samples may finish it.
+
+    Other requests may have been carried out or reverted since: where not as many of its samples are to go as its entry
+    says, or they are named in another way now, it is received anew. No erasure is of more than was received.
+    """
     if last is None or last.kind != "received":
         return False
-    if last.details["samples"] != digest_of_samples(digests.tolist()):
+    if last.details["samples"] != came["samples"]:
         raise InvalidRequest(
             f"Request '{last.request}' was received on {last.time} for other samples and is not finished. Finish it "
             "with those, or give this one its own id."
         )
-    return True
+    return all(last.details.get(name) == value for name, value in came.items())
 
 
 @dataclass(frozen=True)

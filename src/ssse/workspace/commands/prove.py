@@ -13,6 +13,7 @@ from ssse.workspace.record import ledger as ledgers
 from ssse.workspace.record.anchors import contradicts, read_heads
 from ssse.workspace.record.folder import Folder
 from ssse.workspace.record.heads import Heads
+from ssse.workspace.record.holdings import with_settlements
 from ssse.workspace.record.lock import locked
 from ssse.workspace.results import Proved
 
@@ -50,10 +51,10 @@ def prove(
 
 def _places(heads: Heads, request: str | None, entry: int | None) -> list[int]:
     if request is not None:
-        places = [place for place, one in enumerate(heads.entries) if one.request == request]
-        if not places:
+        own = [one for one in heads.entries if one.request == request]
+        if not own:
             raise InvalidSetting(f"There is no request '{request}' in the ledger.")
-        return places
+        return [one.seq - 1 for one in with_settlements(own, heads.entries)]
     assert entry is not None
     if not 0 < entry <= heads.size:
         raise InvalidSetting(f"There is no entry {entry}; {ledgers.FILE} has {heads.size}.")

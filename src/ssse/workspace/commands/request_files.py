@@ -12,6 +12,7 @@ from typing import Any
 LARGEST = 64 << 20  # bytes of a file
 MOST_IDS = 1_000_000
 LONGEST_ID = 1000  # characters of a sample's id
+LONGEST_REQUEST = 200  # and of a request's
 COLUMN = "id"
 
 
@@ -60,6 +61,8 @@ def _of_json(text: str) -> tuple[str | None, list[str], tuple[str, ...]]:
         request, found = found.get("request"), found["ids"]
         if request is not None and not isinstance(request, str):
             raise Unreadable("The request's id must be a text.")
+        if request is not None and len(request) > LONGEST_REQUEST:
+            raise Unreadable(f"The request's id has more than {LONGEST_REQUEST} characters.")
     if not isinstance(found, list):
         raise Unreadable("The ids must be a list.")
     if not all(isinstance(one, str) or (isinstance(one, int) and not isinstance(one, bool)) for one in found):

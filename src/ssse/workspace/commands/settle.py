@@ -9,7 +9,7 @@ from ssse.errors import BrokenArtefact, InvalidSetting
 from ssse.system import files
 from ssse.system.digests import digest_folder
 from ssse.workspace.record.folder import state_name
-from ssse.workspace.record.holdings import Holdings, read_holdings
+from ssse.workspace.record.holdings import Holdings, nothing_was_left, read_holdings
 from ssse.workspace.record.seal import Seal
 from ssse.workspace.record.transaction import Transaction
 from ssse.workspace.results import Settled
@@ -56,8 +56,25 @@ def revert(transaction: Transaction, request: str | None = None) -> Settled:
         "requests": held.requests,
         "entries": [entry.seq for entry in held.waiting],
         "back_to": sound.seq,
+        "refused": _refused_meanwhile(transaction, held),
     }
     return Settled(transaction.advance("reverted", None, details, write, check=check), held.requests)
+
+
+def _refused_meanwhile(transaction: Transaction, held: Holdings) -> list[str]:
+    """Requests of which nothing was left because of those that wait: going back, their samples are in the model again.
+
+    Only who asked can ask once more; the entry and the command name them.
+    """
+    found: list[str] = []
+    for entry in transaction.ledger.newest("refused"):
+        if entry.seq < held.waiting[0].seq:
+            break
+        history = transaction.ledger.of_request(entry.request or "")
+        received = next((one for one in reversed(history) if one.kind == "received"), None)
+        if history[-1].seq == entry.seq and received is not None and nothing_was_left(history):
+            found += [entry.request or ""] if set(held.requests).intersection(received.details["already"]) else []
+    return found[::-1]
 
 
 def _waiting(transaction: Transaction, request: str | None) -> Holdings:

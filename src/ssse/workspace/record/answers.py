@@ -7,9 +7,10 @@ NAME.json.answer.json     the answer
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,16 @@ from typing import Any
 from ssse.system import files
 from ssse.system.environment import clock
 from ssse.workspace.record.ledger import Entry
-from ssse.workspace.record.published import published
 
 ANSWER = ".answer.json"
+OUTCOMES = ("erased", "refused")
+# One wording whichever samples the second request names: else it would tell who the first was about.
+BEFORE = "This id was answered before; nothing was done."
+REVERTED = (
+    "It was erased and waited, and somebody went back to the model from before: its samples are in the model again. To "
+    "ask once more put the request into a new file."
+)
+NOTHING_LEFT = "All of its samples were erased before."  # and not by whom
 LARGEST = 1 << 20  # bytes of what we wrote ourselves
 
 
@@ -29,8 +37,9 @@ class Answer:
 
     Attributes:
         file, file_digest: its name, and the SHA-256 of what was read.
-        outcome: "erased", "refused", "repeated" (its id was answered before; nothing was done), "unreadable".
-        reason: why it was not erased. verdict, samples, held: of the erasure; held: it waits for `ssse confirm` or
+        outcome: "erased", "refused", "repeated" (its id was answered before; nothing was done), "unreadable"; or
+            "reverted": it was erased and waited, and somebody went back to the model from before.
+        reason: why it is not erased. verdict, samples, held: of the erasure; held: it waits for `ssse confirm` or
             `ssse revert`, and the model from before is kept. notes: what else is to be said of the file.
         time: of the ledger's entry, or of the answer where there is none. head: of the ledger after it.
         earlier: where the file was answered before, and changed since, that answer.
@@ -54,12 +63,27 @@ class Answer:
         return {**asdict(self), "time": self.time or clock(), "notes": list(self.notes)}
 
 
-def outcome_of(entries: Sequence[Entry], after: int) -> tuple[str, Mapping[str, Any]] | None:
-    """What the ledger says of a request since an entry: the outcome and what may be shown of it; None: nothing yet."""
-    for entry in reversed(entries):
-        if entry.seq > after and entry.kind in ("erased", "refused"):
-            return entry.kind, published(entry)
+def outcome_of(history: Sequence[Entry], ids: str, after: int = 0, time: str | None = None) -> Entry | None:
+    """What became of a request since an entry, or at a time; None: nothing yet.
+
+    `ids`: their digest. An outcome under the same id is of another request where that named other samples.
+    """
+    for place, entry in reversed(list(enumerate(history))):
+        if entry.kind in OUTCOMES and entry.seq > after and time in (None, entry.time):
+            received = next((one for one in reversed(history[:place]) if one.kind == "received"), None)
+            if received is not None and received.details.get("ids") == ids:
+                return entry
     return None
+
+
+def digest_of_ids(ids: Iterable[str], salt: bytes) -> str:
+    """Of samples, in any order; nobody can compute it without the salt."""
+    return hmac.new(salt, json.dumps(sorted(map(str, ids))).encode(), "sha256").hexdigest()
+
+
+def vouched(path: Path, file_digest: str, seq: int, salt: bytes) -> str:
+    """By which a claim on a request file is known to be ours: whoever may write into the folder has no salt."""
+    return hmac.new(salt, json.dumps([path.name, file_digest, seq]).encode(), "sha256").hexdigest()
 
 
 def read_beside(path: Path) -> dict[str, Any] | None:

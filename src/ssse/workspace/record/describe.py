@@ -161,7 +161,9 @@ def _confirmed(d: Details) -> str:
 
 def _reverted(d: Details) -> str:
     weights = digest((d.get("after") or {}).get("weights"))
-    return f"{named(d.get('requests') or [])} undone: back to the state of entry {d.get('back_to')}, weights {weights}"
+    refused = f"; refused because of them, and to be asked for again: {named(d['refused'])}" if d.get("refused") else ""
+    undone = f"{named(d.get('requests') or [])} undone: back to the state of entry {d.get('back_to')}"
+    return f"{undone}, weights {weights}{refused}"
 
 
 def _refused(d: Details) -> str:

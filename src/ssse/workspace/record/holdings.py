@@ -17,6 +17,7 @@ from ssse.workspace.record.folder import MAKERS, MODELS, state_name
 from ssse.workspace.record.ledger import Entry, Ledger
 
 SETTLING = (*MAKERS, "confirmed", "sealed")  # kinds that say what is there
+SETTLEMENTS = ("confirmed", "reverted")  # of several requests at once, and under the id of none
 PARTS = ("weights", "curvature")
 
 
@@ -58,6 +59,21 @@ def read_holdings(ledger: Ledger) -> Holdings:
         return holdings(reversed(found))
     except (KeyError, TypeError, AttributeError) as error:  # the whole chain was written anew, and not by us
         raise BrokenArtefact("The ledger is damaged: its entries are not as ssse writes them.") from error
+
+
+def with_settlements(own: Iterable[Entry], settlements: Iterable[Entry]) -> list[Entry]:
+    """All that is said of a request: its own entries, and those that confirmed or reverted one of them."""
+    mine = list(own)
+    places = {entry.seq for entry in mine}
+    all_of_them = (one for one in settlements if one.kind in SETTLEMENTS)
+    about = (one for one in all_of_them if places.intersection(one.details.get("entries") or ()))
+    return sorted([*mine, *about], key=lambda entry: entry.seq)
+
+
+def nothing_was_left(history: Iterable[Entry]) -> bool:
+    """Of a request's entries: whether all of its samples were erased already when it was last received."""
+    received = [entry.details for entry in history if entry.kind == "received"]
+    return bool(received) and 0 < received[-1]["asked"] == sum(received[-1]["already"].values())
 
 
 def holdings(entries: Iterable[Entry]) -> Holdings:

@@ -149,7 +149,7 @@ LISTED: dict[str, dict[str, Rule]] = {
         **_STATE,
     },
     "confirmed": _each("requests", "entries"),
-    "reverted": {**_each("requests", "entries", "back_to"), **_STATE},
+    "reverted": {**_each("requests", "entries", "back_to", "refused"), **_STATE},
     "sealed": _each("old_weights", "old_curvature", "remains"),
     "refused": _each("k", "verdict", "measured"),
     "evaluated": {**_each("of"), **_STATE},
