@@ -269,7 +269,15 @@ def test_a_key_comes_later(tmp_path):
     make_pair(tmp_path / "key.pem")
     keyed.set_record(made.path, key="../key.pem")
     assert made.workspace.erase("r-1", ids=["s3"]).outcome == "erased"
-    found = made.workspace.verify(keys=[tmp_path / "key.pem.pub"])
+    plain = made.workspace.verify(keys=[tmp_path / "key.pem.pub"])
+    assert "entry 1 is not signed; 2 come before the first that is" in plain.damages[0][1]
+    assert (
+        "entry 2 is not signed"
+        in made.workspace.verify(keys=[tmp_path / "key.pem.pub"], unsigned_until=1).damages[0][1]
+    )
+    assert call_json("verify", made.path, "--key", tmp_path / "key.pem.pub", "--unsigned-until", "2")["ok"]
+    assert "goes with the key" in call_error("verify", made.path, "--unsigned-until", "2")
+    found = made.workspace.verify(keys=[tmp_path / "key.pem.pub"], unsigned_until=2)
     assert (found.ok, found.signed) == (True, 4)
     assert "The first 2 entries were not signed when they were made" in found.notes[0]
 

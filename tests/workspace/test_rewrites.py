@@ -10,7 +10,10 @@ import pytest
 
 from ssse.errors import Damaged
 from ssse.workspace import settings as toml
-from ssse.workspace.proof.keys import PrivateKey
+from ssse.workspace.proof.checkpoint import encoded
+from ssse.workspace.proof.keys import PrivateKey, make_pair, public_path
+from ssse.workspace.record.heads import Heads
+from ssse.workspace.record.ledger import Ledger
 from ssse.workspace.workspace import Workspace
 from tests.support import keyed
 from tests.support.commands import call, call_json
@@ -144,7 +147,8 @@ def test_a_history_from_before_the_first_signature_is_told(path, original):
     keyed.set_record(path, key="../key.pem")
     rebuild(path, change)
     assert Workspace(path).erase("r-3", ids=["s9"]).outcome == "erased"
-    found = Workspace(path).verify(keys=[original.public])
+    assert "entry 1 is not signed; 8 come" in Workspace(path).verify(keys=[original.public]).damages[0][1]
+    found = Workspace(path).verify(keys=[original.public], unsigned_until=8)
     assert found.ok
     assert found.notes[0].startswith("The first 8 entries were not signed when they were made")
     assert not Workspace(path).verify(keys=[original.public], anchor=original.anchor).ok
@@ -159,3 +163,34 @@ def test_times_that_run_backwards_are_noted(path, original):
     found = Workspace(path).verify()
     assert found.ok
     assert any("Times run backwards: entry 4 is of" in note for note in found.notes)
+
+
+def test_an_old_key_signs_nothing_that_comes_after_it(path, original):
+    """Keys are changed because somebody may have the old one; they must not get along with it alone."""
+    home = original.made.home
+    if not (home / "new.pem").exists():
+        make_pair(home / "new.pem")
+    keyed.set_record(path, key="../new.pem")
+    assert Workspace(path).erase("r-3", ids=["s9"]).outcome == "erased"
+    both = [original.public, public_path(home / "new.pem")]
+    assert Workspace(path).verify(keys=both).ok
+    rebuild(path, key=PrivateKey.read(home / "key.pem"))
+    assert Workspace(path).verify().ok
+    found = Workspace(path).verify(keys=both)
+    assert "which was given, signed nothing in it" in found.damages[0][1]
+
+
+def test_a_signature_of_a_key_that_is_given_and_not_in_force(path, original):
+    """Of two keys that are both given, only the one that the ledger names at that place is the right one."""
+    home = original.made.home
+    if not (home / "new.pem").exists():
+        make_pair(home / "new.pem")
+    keyed.set_record(path, key="../new.pem")
+    assert Workspace(path).erase("r-3", ids=["s9"]).outcome == "erased"
+    with Ledger.read(path / "ledger.sqlite") as ledger:
+        newest = Heads.of(ledger).newest()
+    signed = encoded(PrivateKey.read(home / "key.pem").sign(newest.text().encode()))
+    forge(path, f"UPDATE leaves SET signature = '{signed}' WHERE seq = {newest.size}")
+    seal_anew(path)
+    found = Workspace(path).verify(keys=[original.public, public_path(home / "new.pem")])
+    assert found.damages == [("ledger.sqlite", f"entry {newest.size} is not signed by the key that was given")]

@@ -88,7 +88,7 @@ def test_a_key_and_an_anchor_need_the_upgrade_first_and_take_effect_with_it(home
     workspace = Workspace(home / "ws")
     assert [entry.kind for entry in workspace.log().entries[-2:]] == ["upgraded", "configured"]
     assert workspace.erase("second", ids=["s5"]).outcome == "erased"
-    found = workspace.verify(keys=[home / "key.pem.pub"], anchor=home / "heads.txt")
+    found = workspace.verify(keys=[home / "key.pem.pub"], anchor=home / "heads.txt", unsigned_until=6)
     assert (found.ok, found.signed) == (True, 4)
     assert "The first 6 entries were not signed when they were made" in found.notes[0]
     assert [head.size for head in read_heads(home / "heads.txt").heads] == [7, 10]

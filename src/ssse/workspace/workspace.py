@@ -214,21 +214,24 @@ class Workspace:
         *,
         keys: Sequence[PathLike] = (),
         anchor: PathLike | None = None,
+        unsigned_until: int = 0,
         recompute: str | None = None,
         forget: PathLike | None = None,
     ) -> Verification:
         """Check every byte of ledger, weights and curvature.
 
-        `head`: a hash noted earlier that must still be there. `keys`: public keys, by which the entries must be signed.
-        `anchor`: a file of heads that were published, all of which must be heads of this ledger. `recompute`: a request
-        whose old state is kept, which is carried out again and compared; `forget`: its samples, where they have left
-        the training data.
+        `head`: a hash noted earlier that must still be there. `keys`: public keys, by which the entries must be signed;
+        `unsigned_until`: but for so many at the beginning, of which you know that there was no key yet. `anchor`: a
+        file of heads that were published, all of which must be heads of this ledger. `recompute`: a request whose old
+        state is kept, which is carried out again and compared; `forget`: its samples, where they have left the training
+        data.
         """
         found = verify(
             self.folder,
             head=head,
             keys=[Path(key) for key in keys],
             anchor=None if anchor is None else Path(anchor),
+            unsigned_until=unsigned_until,
             wait=self.wait,
             waiting=self._waiting,
         )

@@ -50,16 +50,18 @@ def verify(
     head: str | None = None,
     keys: Sequence[Path] = (),
     anchor: Path | None = None,
+    unsigned_until: int = 0,
     wait: bool = True,
     waiting: Callable[[], None] = lambda: None,
 ) -> Verification:
     """Check ledger, settings, weights, curvature, digests.
 
-    `head`: a hash noted earlier, which must still be there. `keys`: public ones, of which one must have signed each
-    entry from the first signed one on. `anchor`: a file of heads, each of which the ledger must continue.
+    `head`: a hash noted earlier, which must still be there. `keys`: public ones, of which the one in force must have
+    signed each entry; `unsigned_until`: but for so many at the beginning. `anchor`: a file of heads, each of which the
+    ledger must continue.
     """
     folder.check()
-    vouching = Vouching.read(keys, anchor)
+    vouching = Vouching.read(keys, anchor, unsigned_until)
     if head is not None and not re.fullmatch("[0-9a-f]{64}", head):
         raise InvalidSetting(f"A head is all 64 characters of a hash, as `ssse log` prints it last; not {head!r}.")
     with locked(folder.path, shared=True, wait=wait, waiting=waiting):
