@@ -112,6 +112,11 @@ class Vouching:
                 f"The first {first:,} entries were not signed when they were made: the key vouches for them only as "
                 f"they were when entry {first + 1:,} came."
             )
+        if heads is not None and self.published and (missing := heads.size - self.published[-1].size):
+            what = "newest entry is" if missing == 1 else f"{missing:,} newest entries are"
+            found.append(
+                f"The {what} not in '{self.anchor}': nobody there knows of {'it' if missing == 1 else 'them'}."
+            )
         if self.torn:
             found.append(f"The last head in '{self.anchor}' was not written to its end; the next command completes it.")
         return found

@@ -187,7 +187,7 @@ def _in_words_by_heads(proof: Proof, older: Checkpoint, trusted: Sequence[Checkp
     return (
         f"The {older.size} entries that the ledger {older.origin} had on {older.time}, a head that you have from "
         f"elsewhere, are the first of the {newer.size} of the newer head in the proof. Nobody vouches for that one: "
-        "who made the proof may have put anything behind them, of any time. --key, or a newer head from elsewhere, would."
+        "who made the proof may have put anything behind them. --key, or a newer head from elsewhere, says more."
     )
 
 
