@@ -36,7 +36,7 @@ def make(home: Path, *, anchored: bool = True, **options: Any) -> Keyed:
 
 
 def set_record(path: Path, **settings: str | None) -> None:
-    """Edit the section [record] of ssse.toml, as a user would."""
+    """Edit the section [record] of ssse.toml, as who can write the folder would."""
     toml = path / "ssse.toml"
     text = re.sub(r"\n?\[record\]\n(?:\w+ = .*\n)*", "", toml.read_text())
     lines = "".join(f'{name} = "{value}"\n' for name, value in settings.items() if value is not None)

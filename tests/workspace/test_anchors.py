@@ -161,7 +161,7 @@ def test_what_a_kill_prevented_the_next_command_publishes(kept):
         assert kept.made.workspace.erase("r-1", ids=["s3"]).outcome == "repeated"
         assert kept.anchor.read_bytes() == new
     kept.anchor.write_bytes(new[:-3])
-    assert "not written to its end" in kept.made.workspace.verify(keys=[kept.public], anchor=kept.anchor).notes[0]
+    assert "not written to its end" in kept.made.workspace.verify(keys=[kept.public], anchor=kept.anchor).notes[-1]
     kept.made.workspace.erase("r-2", ids=["s5"])  # behind the one that was begun
     assert sizes(kept.anchor) == [1, 2, 5, 8]
 
@@ -175,16 +175,17 @@ def test_an_end_that_no_head_of_ours_begins_with_is_not_completed(kept):
 
 
 def no_folder(kept: keyed.Keyed) -> None:
-    keyed.set_record(kept.path, key="../key.pem", anchor="../nowhere/heads.txt")
+    with pytest.raises(NotPublished):
+        kept.made.workspace.upgrade(anchor=kept.made.home / "nowhere/heads.txt")
 
 
-def a_folder(kept: keyed.Keyed) -> None:
-    (kept.made.home / "folder").mkdir()
-    keyed.set_record(kept.path, key="../key.pem", anchor="../new.txt")
+def a_link(kept: keyed.Keyed) -> None:
     (kept.made.home / "new.txt").symlink_to("nowhere/new.txt")
+    with pytest.raises(NotPublished):
+        kept.made.workspace.upgrade(anchor=kept.made.home / "new.txt")
 
 
-@pytest.mark.parametrize("way", [no_folder, a_folder])
+@pytest.mark.parametrize("way", [no_folder, a_link])
 def test_an_anchor_that_cannot_be_written_leaves_the_request_carried_out(way, kept):
     way(kept)
     with pytest.raises(NotPublished, match="is done and in the ledger; any further command"):
@@ -213,9 +214,9 @@ def test_an_anchor_that_is_gone_is_missed_before_anything_is_written(kept):
     assert "held the heads up to entry 2, and is gone" in call("fit", kept.path, "--again", code=1)[1]
     assert snapshot(kept.path) == before
     assert not kept.anchor.exists()
-    keyed.set_record(kept.path, key="../key.pem", anchor="../other.txt")
+    assert "its heads in" in call("upgrade", kept.path, "--anchor", kept.made.home / "other.txt")[0]
     assert kept.made.workspace.erase("r-1", ids=["s3"]).outcome == "erased"
-    assert sizes(kept.made.home / "other.txt") == [6]
+    assert sizes(kept.made.home / "other.txt") == [3, 6]
 
 
 @pytest.mark.parametrize("content", [b"ssh-ed25519 AAAA\n\n\n", b"\xff\n\n\n", b"x" * 10**5])
@@ -234,19 +235,68 @@ def test_an_anchor_is_one_workspaces_own(kept, tmp_path):
     assert not (tmp_path / "ws").exists()
     init(tmp_path, "--anchor", tmp_path / "heads.txt")
     assert sizes(tmp_path / "heads.txt") == [1]
-    keyed.set_record(kept.path, key="../key.pem", anchor=str(tmp_path / "heads.txt"))
     with pytest.raises(Damaged, match="another one, or written anew"):
-        kept.made.workspace.erase("r-1", ids=["s3"])
+        kept.made.workspace.upgrade(anchor=tmp_path / "heads.txt")
 
 
 def test_an_anchor_in_the_workspace_is_refused(kept):
-    keyed.set_record(kept.path, key="../key.pem", anchor="heads.txt")
-    assert "in the workspace itself" in call_error("erase", kept.path, "--request", "r", "--ids", "s3")
+    assert "in the workspace itself" in call_error("upgrade", kept.path, "--anchor", kept.path / "heads.txt")
 
 
 def test_a_folder_is_no_anchor(kept):
-    keyed.set_record(kept.path, key="../key.pem", anchor="..")
-    assert "is not a file of heads" in call_error("erase", kept.path, "--request", "r", "--ids", "s3")
+    assert "is not a file of heads" in call_error("upgrade", kept.path, "--anchor", kept.made.home)
+
+
+@pytest.mark.parametrize("edited", [None, "../other.txt", "../foreign.txt"])
+def test_an_anchor_that_the_ledger_does_not_know_is_refused(edited, kept):
+    """Else who can edit a text file sends the heads elsewhere, or has lines written to any file."""
+    (kept.made.home / "foreign.txt").touch()
+    keyed.set_record(kept.path, key="../key.pem", anchor=edited)
+    before, heads = snapshot(kept.path), kept.anchor.read_bytes()
+    for words in (["erase", "--request", "r", "--ids", "s3"], ["fit", "--again"], ["report"], ["upgrade"]):
+        said = call_error(words[0], kept.path, *words[1:])
+        assert f"'record.anchor' is {edited!r}, and in the ledger '../heads.txt'. Put it back" in said
+        assert "`ssse upgrade` with --anchor FILE names one" in said
+    assert snapshot(kept.path) == before
+    assert (kept.anchor.read_bytes(), (kept.made.home / "foreign.txt").read_bytes()) == (heads, b"")
+    assert not (kept.made.home / "other.txt").exists()
+    seal_anew(kept.path)
+    found = kept.made.workspace.verify(keys=[kept.public], anchor=kept.anchor)
+    assert [name for name, _ in found.damages] == ["ssse.toml"]
+    kept.made.workspace.upgrade(anchor=kept.anchor)
+    assert kept.made.workspace.verify(keys=[kept.public], anchor=kept.anchor).ok
+
+
+def test_another_key_or_anchor_is_named_once_for_all(kept):
+    make_pair(kept.made.home / "new.pem")
+    workspace, other = kept.made.workspace, kept.made.home / "other.txt"
+    said = call_json("upgrade", kept.path, "--key", kept.made.home / "new.pem", "--anchor", other)
+    assert [text.split()[0] for text in said["gained"]] == ["signatures", "its"]
+    configured = workspace.log().entries[-1]
+    assert (configured.kind, set(configured.details["changes"])) == ("configured", {"record.key", "record.anchor"})
+    assert workspace.settings().to_dict() == configured.details["settings"]
+    workspace.erase("r-1", ids=["s3"])
+    assert (sizes(kept.anchor), sizes(other)) == ([1, 2], [3, 6])
+    found = workspace.verify(keys=[kept.public, kept.made.home / "new.pem.pub"], anchor=other)
+    assert (found.ok, found.notes) == (True, [])
+    assert call_json("upgrade", kept.path, "--without", "anchor")["gained"] == ["no anchor from now on"]
+    assert workspace.settings().record.anchor is None
+
+
+def test_entries_that_an_anchor_does_not_know_are_noted(kept):
+    kept.made.workspace.upgrade(anchor=kept.made.home / "other.txt")
+    kept.made.workspace.erase("r-1", ids=["s3"])
+    found = kept.made.workspace.verify(keys=[kept.public], anchor=kept.anchor)
+    assert found.ok
+    assert "The 4 newest entries are not in" in found.notes[0]
+
+
+def test_lines_of_a_foreign_file_are_not_quoted(kept):
+    kept.anchor.write_text("root:secret\n1\n2\n3\n4\n\n\n")
+    for words in (["fit", "--again"], ["verify", "--anchor", kept.anchor]):
+        said = call_error(words[0], kept.path, *words[1:])
+        assert "is not a file of heads" in said
+        assert "secret" not in said
 
 
 def test_one_command_may_have_an_anchor_of_its_own(kept):
@@ -349,14 +399,16 @@ def test_only_the_command_of_init_is_run(tmp_path):
     before = snapshot(made.path)
     for words in (["erase", "--request", "r", "--ids", "s3"], ["fit", "--again"], ["report"]):
         said = call_error(words[0], made.path, *words[1:])
-        assert "is not the one that `ssse init` was given, and no other is run" in said
+        assert "'record.anchor_command' is 'touch" in said
     assert not planted.exists()
     assert snapshot(made.path) == before
     assert call_json("verify", made.path, code=4)["damages"][0]["file"] == "ssse.toml"
     keyed.set_record(made.path)
+    assert "and in the ledger 'true'" in call_error("fit", made.path, "--again")  # nor is it left out
+    assert call_json("upgrade", made.path, "--without", "anchor_command")["gained"] == [
+        "no command for its heads from now on"
+    ]
     made.workspace.erase("r", ids=["s3"])
-    keyed.set_record(made.path, anchor_command="true")
-    made.workspace.erase("r-2", ids=["s5"])  # that of `init`
 
 
 @pytest.mark.parametrize("command", ["./send", "sub/send", "'", "'  '"])

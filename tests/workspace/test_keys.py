@@ -17,6 +17,7 @@ from ssse.workspace.record.entry import BLIND, SHOWN
 from ssse.workspace.workspace import Workspace
 from tests.support import keyed, workspaces
 from tests.support.commands import call, call_error, call_json, init
+from tests.support.rewrites import forge, seal_anew
 from tests.support.workspaces import snapshot
 
 
@@ -220,8 +221,7 @@ def test_a_wrong_key_is_told_before_anything_is_written(way, says, kept):
 
 def test_a_key_in_the_workspace_is_refused(kept, tmp_path):
     shutil.copyfile(kept.made.home / "key.pem", kept.path / "key.pem")
-    keyed.set_record(kept.path, key="key.pem")
-    assert "in the workspace itself" in call_error("erase", kept.path, "--request", "r", "--ids", "s1")
+    assert "in the workspace itself" in call_error("upgrade", kept.path, "--key", kept.path / "key.pem")
     workspaces.files(tmp_path)
     init(tmp_path, "--key", tmp_path / "ws" / "key.pem", code=2)
     assert not (tmp_path / "ws").exists()
@@ -241,10 +241,13 @@ def test_a_change_of_key_is_recorded_and_both_are_needed(kept):
     home, workspace = kept.made.home, kept.made.workspace
     make_pair(home / "new.pem")
     old, new = PublicKey.read(kept.public), PublicKey.read(public_path(home / "new.pem"))
-    keyed.set_record(kept.path, key="../new.pem")
+    said = call_json("upgrade", kept.path, "--key", home / "new.pem")
+    assert said["gained"] == [f"signatures from now on, by the key {new.fingerprint[:12]}…"]
+    assert workspace.settings().record.key == str(home / "new.pem")
+    assert call_json("upgrade", kept.path, "--key", home / "new.pem") == {"upgraded": False, "gained": []}
     assert workspace.erase("r-1", ids=["s3"]).outcome == "erased"
     configured = next(entry for entry in workspace.log().entries if entry.kind == "configured")
-    assert configured.details["changes"] == {"record.key": ["../key.pem", "../new.pem"]}
+    assert configured.details["changes"] == {"record.key": ["../key.pem", str(home / "new.pem")]}
     assert configured.details["public_key"] == new.text
     assert configured.details["keys"] == [old.fingerprint, new.fingerprint]
     assert f"signing key {old.fingerprint[:12]} → {new.fingerprint[:12]}" in " ".join(call("log", kept.path)[0].split())
@@ -258,7 +261,7 @@ def test_a_change_of_key_is_recorded_and_both_are_needed(kept):
 
 
 def test_a_key_that_is_given_up_leaves_the_newest_entry_without_a_signature(kept):
-    keyed.set_record(kept.path)
+    assert call_json("upgrade", kept.path, "--without", "key")["gained"] == ["no signatures from now on"]
     assert kept.made.workspace.erase("r-1", ids=["s3"]).outcome == "erased"
     assert kept.made.workspace.verify().ok
     assert not kept.made.workspace.verify(keys=[kept.public]).ok
@@ -267,25 +270,69 @@ def test_a_key_that_is_given_up_leaves_the_newest_entry_without_a_signature(kept
 def test_a_key_comes_later(tmp_path):
     made = workspaces.make(tmp_path, n=24, p=3)
     make_pair(tmp_path / "key.pem")
-    keyed.set_record(made.path, key="../key.pem")
+    made.workspace.upgrade(key=tmp_path / "key.pem")
     assert made.workspace.erase("r-1", ids=["s3"]).outcome == "erased"
-    found = made.workspace.verify(keys=[tmp_path / "key.pem.pub"])
+    plain = made.workspace.verify(keys=[tmp_path / "key.pem.pub"])
+    assert "entry 1 is not signed; 2 come before the first that is" in plain.damages[0][1]
+    assert (
+        "entry 2 is not signed"
+        in made.workspace.verify(keys=[tmp_path / "key.pem.pub"], unsigned_until=1).damages[0][1]
+    )
+    assert call_json("verify", made.path, "--key", tmp_path / "key.pem.pub", "--unsigned-until", "2")["ok"]
+    assert "goes with the key" in call_error("verify", made.path, "--unsigned-until", "2")
+    found = made.workspace.verify(keys=[tmp_path / "key.pem.pub"], unsigned_until=2)
     assert (found.ok, found.signed) == (True, 4)
     assert "The first 2 entries were not signed when they were made" in found.notes[0]
 
 
 def test_a_new_key_signs_what_a_killed_command_left_only_after_it_was_named(kept, monkeypatch):
-    """Erased and killed; then the settings name another key. The entry `sealed` is still to come."""
+    """Erased and killed; then another key is named. The entry `sealed` is still to come."""
     from tests.workspace.test_integrity import interrupted
 
     interrupted(kept.path, "_retire", monkeypatch)
     make_pair(kept.made.home / "new.pem")
-    keyed.set_record(kept.path, key="../new.pem")
+    kept.made.workspace.upgrade(key=kept.made.home / "new.pem")
     assert kept.made.workspace.erase("r-2", ids=["s5"]).outcome == "repeated"
     kinds = [entry.kind for entry in kept.made.workspace.log().entries]
     assert kinds[-3:] == ["erased", "configured", "sealed"]
     found = kept.made.workspace.verify(keys=[kept.public, public_path(kept.made.home / "new.pem")])
     assert found.ok, found.damages
+
+
+@pytest.mark.parametrize("edited", [None, "../new.pem", "../nothing.pem"])
+def test_a_key_that_the_ledger_does_not_know_is_refused(edited, kept):
+    """Else who can edit a text file ends the signatures, without a word."""
+    make_pair(kept.made.home / "new.pem")
+    keyed.set_record(kept.path, key=edited)
+    before = snapshot(kept.path)
+    for words in (["erase", "--request", "r", "--ids", "s1"], ["fit", "--again"], ["report"], ["upgrade"]):
+        said = call_error(words[0], kept.path, *words[1:])
+        assert f"'record.key' is {edited!r}, and in the ledger '../key.pem'. Put it back" in said
+        assert "`ssse upgrade` with --key FILE names one" in said
+    assert snapshot(kept.path) == before
+    seal_anew(kept.path)
+    found = kept.made.workspace.verify(keys=[kept.public])
+    assert [name for name, _ in found.damages] == ["ssse.toml"]
+    assert "names another key or anchor than the ledger" in found.damages[0][1]
+    kept.made.workspace.upgrade(key=kept.made.home / "key.pem")  # the repair, here by the key that it had
+    assert kept.made.workspace.settings().record.key == str(kept.made.home / "key.pem")
+    assert kept.made.workspace.verify(keys=[kept.public]).ok
+
+
+def test_a_ledger_that_its_key_has_not_signed_gets_no_other_one(kept):
+    make_pair(kept.made.home / "new.pem")
+    forge(kept.path, f"UPDATE leaves SET signature = '{'A' * 86}=='")
+    seal_anew(kept.path)
+    before = snapshot(kept.path)
+    for change in (["--key", kept.made.home / "new.pem"], ["--without", "key"]):
+        assert "not as the key signed it" in call("upgrade", kept.path, *change, code=4)[1]
+    assert snapshot(kept.path) == before
+
+
+def test_what_cannot_be_given_up(kept):
+    assert "cannot be given up" in call_error("upgrade", kept.path, "--without", "model")
+    both = ["--key", kept.made.home / "key.pem", "--without", "key"]
+    assert "cannot be given up" in call_error("upgrade", kept.path, *both)
 
 
 def test_one_command_cannot_have_a_key_of_its_own(kept):

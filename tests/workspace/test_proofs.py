@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from ssse.errors import Damaged, InvalidData, InvalidSetting
 from ssse.workspace.proof.keys import PublicKey, make_pair, public_path
-from ssse.workspace.proof.proofs import check_proof, parse_proof, read_proof
+from ssse.workspace.proof.merkle import consistency_proof, leaf_hash, root
+from ssse.workspace.proof.proofs import Proof, check_proof, parse_proof, read_proof
 from ssse.workspace.record.anchors import read_heads
 from ssse.workspace.workspace import Workspace
 from tests.support import keyed, workspaces
@@ -64,7 +66,31 @@ def test_nothing_was_changed_since_a_head(kept, tmp_path):
     assert "with 8 entries" in said["shown"]
     assert "begins with the 2 that it had on" in said["shown"]
     assert kept.made.workspace.prove(since=kept.anchor).proof.path == ()  # itself
-    assert not call_json("check", tmp_path / "since.json", "--head", early.with_name("early.txt"))["entries"]
+    assert "that of 2 entries you have from elsewhere" in said["shown"]
+
+
+def test_a_head_that_nobody_vouches_for_is_not_told_as_true(kept, tmp_path):
+    """Without a key the other head is whatever the proof says: anything may be behind the entries, at any time."""
+    early = kept.made.home / "early.txt"
+    proof = kept.made.workspace.prove(since=early).proof
+    assert proof.older is not None
+    tree = [leaf_hash(b"genuine"), leaf_hash(b"genuine too"), leaf_hash(b"forged")]
+    older = replace(proof.older, root=root(tree[:2]))
+    newer = replace(proof.head, size=3, root=root(tree), time="2031-01-01T00:00:00+00:00").signed()
+    forged = Proof(newer, older=older, path=tuple(consistency_proof(2, tree)))
+    said = check_proof(forged, trusted=[older])
+    assert said.ok
+    assert newer.time not in said.shown
+    assert f"{older.time}, a head that you have from elsewhere" in said.shown
+    assert "Nobody vouches for that one" in said.shown
+    dated = replace(older, time="2001-01-01T00:00:00+00:00")
+    said = check_proof(replace(forged, older=dated), trusted=[newer])
+    assert said.ok
+    assert dated.time not in said.shown
+    assert f"({newer.time}), a head that you have from elsewhere" in said.shown
+    assert "Both are heads" in check_proof(forged, trusted=[newer, older]).shown
+    (tmp_path / "since.json").write_text(proof.to_json())
+    assert "Nobody vouches for that one" in call_json("check", tmp_path / "since.json", "--head", early)["shown"]
 
 
 def test_a_proof_that_nobody_vouches_for_is_not_checked(kept, tmp_path):

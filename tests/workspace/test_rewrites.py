@@ -10,7 +10,10 @@ import pytest
 
 from ssse.errors import Damaged
 from ssse.workspace import settings as toml
-from ssse.workspace.proof.keys import PrivateKey
+from ssse.workspace.proof.checkpoint import encoded
+from ssse.workspace.proof.keys import PrivateKey, make_pair, public_path
+from ssse.workspace.record.heads import Heads
+from ssse.workspace.record.ledger import Ledger
 from ssse.workspace.workspace import Workspace
 from tests.support import keyed
 from tests.support.commands import call, call_json
@@ -125,7 +128,7 @@ def test_a_leaf_that_was_altered_is_named_without_any_key(path):
 
 def test_a_key_does_not_sign_what_it_has_not_signed_before(path, original):
     """Else a forged ledger that names the owner's key would be genuine with the owner's next command."""
-    keyed.set_record(path, key="../key.pem")  # no anchor here
+    Workspace(path).upgrade(without=["anchor"])
     forge(path, f"UPDATE leaves SET signature = '{'A' * 86}=='")
     seal_anew(path)
     before = snapshot(path)
@@ -134,20 +137,41 @@ def test_a_key_does_not_sign_what_it_has_not_signed_before(path, original):
     assert snapshot(path) == before
 
 
-def test_a_history_from_before_the_first_signature_is_told(path, original):
-    """Without its signatures a forged chain looks like one that had no key yet, and gets one with the next command."""
+def unsigned_instead(path, record: toml.Record) -> None:
+    """The history without its signatures, as if there had been no key yet; its settings name `record`."""
+    settings = Workspace(path).settings()
 
     def change(entries):
-        plain = Workspace(path).settings().model_copy(update={"record": toml.Record()}).to_dict()
+        plain = settings.model_copy(update={"record": record}).to_dict()
         return [replace(e, details={**e.details, "settings": plain}) if "settings" in e.details else e for e in entries]
 
     keyed.set_record(path, key="../key.pem")
     rebuild(path, change)
+
+
+@pytest.mark.parametrize(
+    ("named", "code", "says"), [(None, 2, "in the ledger None"), ("../key.pem", 4, "no signature")]
+)
+def test_a_history_without_signatures_gets_none_by_a_line_of_text(named, code, says, path, original):
+    """In place of the signed one it would be the owner's with the owner's next command."""
+    unsigned_instead(path, toml.Record(key=named))
+    before = snapshot(path)
+    for words in (["erase", "--request", "r-3", "--ids", "s9"], ["fit", "--again"], ["report"], ["upgrade"]):
+        assert says in call(words[0], path, *words[1:], code=code)[1]
+    assert snapshot(path) == before
+    assert not Workspace(path).verify(keys=[original.public]).ok
+
+
+def test_a_history_from_before_the_first_signature_is_told(path, original):
+    """Who begins to sign vouches for what is there; who checks must know since when."""
+    unsigned_instead(path, toml.Record())
+    Workspace(path).upgrade(key=original.made.home / "key.pem")
     assert Workspace(path).erase("r-3", ids=["s9"]).outcome == "erased"
-    found = Workspace(path).verify(keys=[original.public])
+    assert "entry 1 is not signed; 8 come" in Workspace(path).verify(keys=[original.public]).damages[0][1]
+    found = Workspace(path).verify(keys=[original.public], unsigned_until=8)
     assert found.ok
     assert found.notes[0].startswith("The first 8 entries were not signed when they were made")
-    assert not Workspace(path).verify(keys=[original.public], anchor=original.anchor).ok
+    assert not Workspace(path).verify(keys=[original.public], anchor=original.anchor, unsigned_until=8).ok
 
 
 def test_times_that_run_backwards_are_noted(path, original):
@@ -159,3 +183,34 @@ def test_times_that_run_backwards_are_noted(path, original):
     found = Workspace(path).verify()
     assert found.ok
     assert any("Times run backwards: entry 4 is of" in note for note in found.notes)
+
+
+def test_an_old_key_signs_nothing_that_comes_after_it(path, original):
+    """Keys are changed because somebody may have the old one; they must not get along with it alone."""
+    home = original.made.home
+    if not (home / "new.pem").exists():
+        make_pair(home / "new.pem")
+    Workspace(path).upgrade(key=home / "new.pem", without=["anchor"])
+    assert Workspace(path).erase("r-3", ids=["s9"]).outcome == "erased"
+    both = [original.public, public_path(home / "new.pem")]
+    assert Workspace(path).verify(keys=both).ok
+    rebuild(path, key=PrivateKey.read(home / "key.pem"))
+    assert Workspace(path).verify().ok
+    found = Workspace(path).verify(keys=both)
+    assert "which was given, signed nothing in it" in found.damages[0][1]
+
+
+def test_a_signature_of_a_key_that_is_given_and_not_in_force(path, original):
+    """Of two keys that are both given, only the one that the ledger names at that place is the right one."""
+    home = original.made.home
+    if not (home / "new.pem").exists():
+        make_pair(home / "new.pem")
+    Workspace(path).upgrade(key=home / "new.pem", without=["anchor"])
+    assert Workspace(path).erase("r-3", ids=["s9"]).outcome == "erased"
+    with Ledger.read(path / "ledger.sqlite") as ledger:
+        newest = Heads.of(ledger).newest()
+    signed = encoded(PrivateKey.read(home / "key.pem").sign(newest.text().encode()))
+    forge(path, f"UPDATE leaves SET signature = '{signed}' WHERE seq = {newest.size}")
+    seal_anew(path)
+    found = Workspace(path).verify(keys=[original.public, public_path(home / "new.pem")])
+    assert found.damages == [("ledger.sqlite", f"entry {newest.size} is not signed by the key that was given")]

@@ -14,7 +14,7 @@ from ssse.workspace.proof.keys import make_pair
 from ssse.workspace.record.anchors import read_heads
 from ssse.workspace.record.seal import FORM, Seal
 from ssse.workspace.workspace import Workspace
-from tests.support import keyed, workspaces
+from tests.support import workspaces
 from tests.support.commands import call, call_error, call_json
 from tests.support.rewrites import forge, seal_anew
 from tests.support.workspaces import snapshot
@@ -78,17 +78,19 @@ def test_the_upgraded_ledger_has_the_tables_of_a_new_one(home, tmp_path):
 
 def test_a_key_and_an_anchor_need_the_upgrade_first_and_take_effect_with_it(home):
     make_pair(home / "key.pem")
-    keyed.set_record(home / "ws", key="../key.pem", anchor="../heads.txt")
     before = snapshot(home / "ws")
+    anchor = ["--set", f"record.anchor={home / 'heads.txt'}"]
     for words in (["erase", "--request", "second", "--ids", "s5"], ["fit"]):
-        assert "`ssse upgrade` it first" in call_error(words[0], home / "ws", *words[1:])
+        assert "`ssse upgrade` it first" in call_error(words[0], home / "ws", *words[1:], *anchor)
+    (home / "taken.txt").write_text("mine")
+    assert "is not empty" in call_error("upgrade", home / "ws", "--anchor", home / "taken.txt")
     assert snapshot(home / "ws") == before
-    said = call_json("upgrade", home / "ws")
-    assert [text.split()[0] for text in said["gained"]] == ["leaves", "modes", "signatures"]
+    said = call_json("upgrade", home / "ws", "--key", home / "key.pem", "--anchor", home / "heads.txt")
+    assert [text.split()[0] for text in said["gained"]] == ["leaves", "modes", "signatures", "its"]
     workspace = Workspace(home / "ws")
     assert [entry.kind for entry in workspace.log().entries[-2:]] == ["upgraded", "configured"]
     assert workspace.erase("second", ids=["s5"]).outcome == "erased"
-    found = workspace.verify(keys=[home / "key.pem.pub"], anchor=home / "heads.txt")
+    found = workspace.verify(keys=[home / "key.pem.pub"], anchor=home / "heads.txt", unsigned_until=6)
     assert (found.ok, found.signed) == (True, 4)
     assert "The first 6 entries were not signed when they were made" in found.notes[0]
     assert [head.size for head in read_heads(home / "heads.txt").heads] == [7, 10]

@@ -182,6 +182,15 @@ def verify(
         Path | None,
         typer.Option(metavar="FILE", help="Heads that were published, all of which must be of this ledger."),
     ] = None,
+    unsigned_until: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="With --key: the first N entries were made when there was no key.",
+            show_default=False,
+        ),
+    ] = 0,
     recompute: Annotated[
         str | None,
         typer.Option(metavar="REQUEST", help="Carry it out again from the kept state before it, and compare."),
@@ -196,7 +205,14 @@ def verify(
     screen = Screen(as_json, quiet, verbose)
     with failures_in_one_line("Stopped.", as_json), screen.alone():
         opened = open_workspace(workspace, screen, no_wait)
-        verification = opened.verify(head, keys=key or [], anchor=anchor, recompute=recompute, forget=only(forget))
+        verification = opened.verify(
+            head,
+            keys=key or [],
+            anchor=anchor,
+            unsigned_until=unsigned_until,
+            recompute=recompute,
+            forget=only(forget),
+        )
         screen.result(verification.to_dict())
         for name, what in verification.damages:
             screen.headline(in_one_line(f"{name}: {what}"))

@@ -127,17 +127,27 @@ def check(
 
 def upgrade(
     workspace: Where,
+    key: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The private key that signs every entry from now on.")
+    ] = None,
+    anchor: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A file elsewhere, to which the heads go from now on.")
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Give up the key, the anchor or the anchor_command. Repeatable."),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     no_wait: NoWait = False,
 ) -> None:
-    """Give a workspace of an earlier version what it lacks; the ledger says so."""
+    """Give a workspace of an earlier version what it lacks, or any one another key or anchor; the ledger says so."""
     screen = Screen(as_json, quiet, verbose)
     with failures_in_one_line(STOPPED, as_json):
-        upgraded = open_workspace(workspace, screen, no_wait).upgrade()
+        upgraded = open_workspace(workspace, screen, no_wait).upgrade(key=key, anchor=anchor, without=without or ())
         screen.result(upgraded.to_dict())
-        if upgraded.entry is None and not upgraded.gained:
+        if not upgraded.gained:
             screen.headline("Nothing is lacking: the workspace is of this version.")
             return
         screen.headline(f"Upgraded; it now has {'; '.join(upgraded.gained)}.")

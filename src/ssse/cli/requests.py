@@ -135,8 +135,8 @@ def init(
             erase__policy=policy,
             erase__old_weights=old_weights,
             erase__old_curvature=old_curvature,
-            record__key=_elsewhere(workspace, key),
-            record__anchor=_elsewhere(workspace, anchor),
+            record__key=None if key is None else toml.elsewhere(key, workspace),
+            record__anchor=None if anchor is None else toml.elsewhere(anchor, workspace),
         )
         chosen = toml.from_options({"model.search": toml.relative(".", workspace), **options})
         from ssse.workspace.workspace import Workspace
@@ -156,13 +156,6 @@ def _seen_from(workspace: Path, data: str) -> str:
     from ssse.workspace.settings import relative
 
     return data if is_spec(data) and not Path(data).exists() else relative(data, workspace)
-
-
-def _elsewhere(workspace: Path, path: str | None) -> str | None:
-    """A path that does not move with the workspace stays as it is where it is absolute."""
-    from ssse.workspace.settings import relative
-
-    return path if path is None or Path(path).is_absolute() else relative(path, workspace)
 
 
 def fit(

@@ -181,6 +181,12 @@ class Settings(Section):
     def to_toml(self) -> str:
         return HEADER + tomli_w.dumps(self.to_dict())
 
+    def with_record(self, given: Mapping[str, str | None]) -> Settings:
+        """`given`: of the section [record]; None takes a setting out."""
+        plain = self.to_dict()
+        record = {name: value for name, value in {**plain["record"], **given}.items() if value is not None}
+        return check({**plain, "record": record}, "The command line")
+
     def with_options(self, options: Mapping[str, Any]) -> Settings:
         """`options`: "section.key" → value; None means that it was not given."""
         given = {key: value for key, value in options.items() if value is not None}
@@ -243,6 +249,29 @@ def refuse_other_code(recorded: Settings, found: Settings) -> None:
                 "run is said at `ssse init`: put it back, or make a new workspace. For one command, --set "
                 f"{key}=… says it."
             )
+
+
+def refuse_other_record(recorded: Settings, found: Settings) -> None:
+    """Who vouches for the ledger is said at `init` or `upgrade`, and in the ledger since: an edited text file cannot
+    end the signatures, begin them on a ledger that somebody else made, or send the heads elsewhere.
+
+    Raises:
+        InvalidSetting: the file names another key or anchor, or none where there was one.
+    """
+    for key, (old, new) in changes(recorded, found).items():
+        section, _, name = key.partition(".")
+        if section == "record":
+            give_up = f"--without {name} gives it up for good"
+            act = give_up if name == "anchor_command" else f"--{name} FILE names one, {give_up}"
+            raise InvalidSetting(
+                f"{FILE}: '{key}' is {_short(new)}, and in the ledger {_short(old)}. Put it back; to change it, `ssse "
+                f"upgrade` with {act}. If the ledger is not the one that you know, restore a backup."
+            )
+
+
+def elsewhere(path: str, of: Path) -> str:
+    """A path that does not move with the workspace stays as it is where it is absolute."""
+    return path if os.path.isabs(path) else relative(path, of)
 
 
 def relative(path: str, to: Path) -> str:

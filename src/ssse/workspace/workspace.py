@@ -214,21 +214,24 @@ class Workspace:
         *,
         keys: Sequence[PathLike] = (),
         anchor: PathLike | None = None,
+        unsigned_until: int = 0,
         recompute: str | None = None,
         forget: PathLike | None = None,
     ) -> Verification:
         """Check every byte of ledger, weights and curvature.
 
-        `head`: a hash noted earlier that must still be there. `keys`: public keys, by which the entries must be signed.
-        `anchor`: a file of heads that were published, all of which must be heads of this ledger. `recompute`: a request
-        whose old state is kept, which is carried out again and compared; `forget`: its samples, where they have left
-        the training data.
+        `head`: a hash noted earlier that must still be there. `keys`: public keys, by which the entries must be signed;
+        `unsigned_until`: but for so many at the beginning, of which you know that there was no key yet. `anchor`: a
+        file of heads that were published, all of which must be heads of this ledger. `recompute`: a request whose old
+        state is kept, which is carried out again and compared; `forget`: its samples, where they have left the training
+        data.
         """
         found = verify(
             self.folder,
             head=head,
             keys=[Path(key) for key in keys],
             anchor=None if anchor is None else Path(anchor),
+            unsigned_until=unsigned_until,
             wait=self.wait,
             waiting=self._waiting,
         )
@@ -263,11 +266,18 @@ class Workspace:
             waiting=self._waiting,
         )
 
-    def upgrade(self) -> Upgraded:
-        """Give a workspace of an earlier version what it lacks."""
-        from ssse.workspace.commands.upgrade import upgrade
+    def upgrade(
+        self, *, key: PathLike | None = None, anchor: PathLike | None = None, without: Sequence[str] = ()
+    ) -> Upgraded:
+        """Give a workspace of an earlier version what it lacks; and change who vouches for the ledger.
 
-        with self._transaction("upgrade") as transaction:
+        `key`: the private key that signs from now on. `anchor`: the file to which the heads go from now on. `without`:
+        "key", "anchor" or "anchor_command", which is given up.
+        """
+        from ssse.workspace.commands.upgrade import changed_record, upgrade
+
+        record = changed_record(self.folder.path, _text(key), _text(anchor), without)
+        with self._transaction("upgrade", record=record) as transaction:
             return upgrade(transaction)
 
     def settings(self) -> Settings:
@@ -275,13 +285,13 @@ class Workspace:
         return toml.read(self.folder.path / toml.FILE)
 
     @contextmanager
-    def _transaction(self, command: str, options: Options | None = None) -> Iterator[Transaction]:
+    def _transaction(
+        self, command: str, options: Options | None = None, *, record: Mapping[str, str | None] | None = None
+    ) -> Iterator[Transaction]:
         if options and options.get("record.key") is not None:
-            raise InvalidSetting(
-                "record.key is not for one command: name the key in ssse.toml, which is then recorded."
-            )
+            raise InvalidSetting("record.key is not for one command: `ssse upgrade --key FILE` names one from then on.")
         with open_transaction(
-            self.folder, command, options=options, wait=self.wait, waiting=self._waiting
+            self.folder, command, options=options, record=record, wait=self.wait, waiting=self._waiting
         ) as transaction:
             yield transaction
 

@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ssse.errors import BrokenArtefact, InvalidSetting
+from ssse.errors import BrokenArtefact, InvalidSetting, SSSEError
 from ssse.system import files
 from ssse.system.digests import digest_file
 from ssse.workspace import settings as toml
 from ssse.workspace.commands.vouching import Vouching, times_that_run_backwards
 from ssse.workspace.record import ledger as ledgers
+from ssse.workspace.record.configuration import CHANGES, recorded_settings
 from ssse.workspace.record.database import INDEX, JOURNAL, LOG
 from ssse.workspace.record.folder import MAKERS, PAGE, SAMPLES, Folder, open_to_others, state_name, summary
-from ssse.workspace.record.heads import Heads
+from ssse.workspace.record.heads import NAMES_KEY, Heads
 from ssse.workspace.record.holdings import holdings
 from ssse.workspace.record.ledger import Entry, Ledger
 from ssse.workspace.record.lock import locked
@@ -50,16 +51,18 @@ def verify(
     head: str | None = None,
     keys: Sequence[Path] = (),
     anchor: Path | None = None,
+    unsigned_until: int = 0,
     wait: bool = True,
     waiting: Callable[[], None] = lambda: None,
 ) -> Verification:
     """Check ledger, settings, weights, curvature, digests.
 
-    `head`: a hash noted earlier, which must still be there. `keys`: public ones, of which one must have signed each
-    entry from the first signed one on. `anchor`: a file of heads, each of which the ledger must continue.
+    `head`: a hash noted earlier, which must still be there. `keys`: public ones, of which the one in force must have
+    signed each entry; `unsigned_until`: but for so many at the beginning. `anchor`: a file of heads, each of which the
+    ledger must continue.
     """
     folder.check()
-    vouching = Vouching.read(keys, anchor)
+    vouching = Vouching.read(keys, anchor, unsigned_until)
     if head is not None and not re.fullmatch("[0-9a-f]{64}", head):
         raise InvalidSetting(f"A head is all 64 characters of a hash, as `ssse log` prints it last; not {head!r}.")
     with locked(folder.path, shared=True, wait=wait, waiting=waiting):
@@ -68,6 +71,7 @@ def verify(
         entries = _check_ledger(folder, seal, head, vouching, findings)
         if entries is not None:
             try:
+                _check_settings(folder, entries, findings)
                 _check_states(folder, entries, seal.files if seal else (), findings)
             except (KeyError, TypeError, AttributeError, IndexError):  # the whole chain was written anew
                 findings.damage(ledgers.FILE, "its entries are not as ssse writes them")
@@ -88,12 +92,14 @@ def _check_seal(folder: Folder, findings: _Findings) -> Seal | None:
     for name in seal.altered(folder.path):
         if seal.command is not None and (name == ledgers.FILE or (name == PAGE and seal.command == "report")):
             continue  # was about to change
+        if seal.command == CHANGES and name == toml.FILE:
+            continue  # so was this; it is compared with the ledger
         if files.behind_link(folder.path, name):
             findings.damage(name, LINKED)
         elif name == PAGE and not (folder.path / PAGE).exists():
             findings.notes.append(f"{PAGE} was removed; `ssse report` makes it again.")
         elif name == toml.FILE and (folder.path / name).is_file():
-            findings.damage(name, "was changed; the next command takes it over into the ledger")
+            findings.damage(name, "was changed; the next command takes it over into the ledger, or refuses it")
         else:
             findings.damage(name, "is missing" if not (folder.path / name).exists() else "is not as it was written")
     for name in {ledgers.FILE, toml.FILE} - set(seal.files):
@@ -134,6 +140,19 @@ def _check_ledger(
     if head is not None and head not in {entry.hash for entry in entries}:
         findings.damage(ledgers.FILE, f"does not contain the entry {head[:12]}…: it was cut or written anew since")
     return entries
+
+
+def _check_settings(folder: Folder, entries: list[Entry], findings: _Findings) -> None:
+    """That the file has who vouches for the ledger from the ledger: commands go by both, and refuse what differs."""
+    if any(name == toml.FILE for name, _ in findings.damages):
+        return
+    known = [entry for entry in entries if entry.kind in NAMES_KEY]
+    allowed = known[-2:] if findings.interrupted == CHANGES else known[-1:]
+    try:
+        if toml.read(folder.path / toml.FILE).record not in [recorded_settings(entry).record for entry in allowed]:
+            findings.damage(toml.FILE, "names another key or anchor than the ledger; no command goes on from it")
+    except SSSEError as error:
+        findings.damage(toml.FILE, _after_name(error))
 
 
 def _check_states(folder: Folder, entries: list[Entry], sealed: Iterable[str], findings: _Findings) -> None:

@@ -26,29 +26,34 @@ OWN_KEY = (
 
 @dataclass
 class Vouching:
-    """`keys`: the public ones that signatures must be of. `anchor`: the name of a file; `published`: its heads."""
+    """`keys`: the public ones that signatures must be of, from behind the entry `unsigned_until` on. `anchor`: the name
+    of a file; `published`: its heads.
+    """
 
     keys: Sequence[PublicKey] = ()
+    unsigned_until: int = 0
     anchor: str | None = None
     published: list[Checkpoint] = field(default_factory=list)
     torn: bool = False
 
     @classmethod
-    def read(cls, keys: Sequence[Path], anchor: Path | None) -> Vouching:
+    def read(cls, keys: Sequence[Path], anchor: Path | None, unsigned_until: int = 0) -> Vouching:
         """Before the workspace is looked at.
 
         Raises:
             InvalidSetting, InvalidData: a file is not what it should be.
         """
+        if unsigned_until < 0 or (unsigned_until and not keys):
+            raise InvalidSetting("Up to which entry none is signed is a number, and goes with the key of the others.")
         read = [PublicKey.read(path) for path in keys]
         if anchor is None:
-            return cls(read)
+            return cls(read, unsigned_until)
         if not anchor.exists():
             raise InvalidSetting(f"There is no file of heads '{anchor}'.")
         found = read_heads(anchor)
         if not found.heads:
             raise InvalidSetting(f"'{anchor}' holds no head.")
-        return cls(read, str(anchor), found.heads, bool(found.rest))
+        return cls(read, unsigned_until, str(anchor), found.heads, bool(found.rest))
 
     @property
     def wanted(self) -> bool:
@@ -61,13 +66,28 @@ class Vouching:
         return [*self._signatures(heads), *self._anchor(heads)]
 
     def _signatures(self, heads: Heads) -> list[str]:
+        bad = next(heads.badly_signed(), None)
         if not self.keys:
-            bad = next(heads.badly_signed(), None)
             return [] if bad is None else [f"entry {bad} is not signed by the key that the ledger names"]
         if not any(heads.signatures):
             return ["has no signature at all"]
-        bad = next(heads.not_signed_by(self.keys), None)
-        return [] if bad is None else [f"entry {bad} is not signed by the key that was given"]
+        if (unsigned := heads.unsigned) > self.unsigned_until:
+            return [
+                f"entry {self.unsigned_until + 1} is not signed; {unsigned} come before the first that is. If you know "
+                "that signing began later, say after which entry: --unsigned-until N"
+            ]
+        # An old key that somebody has by now signs nothing that comes after it: the one in force does, of those given.
+        in_force = {size: key for size, key in enumerate(heads.keys, start=1) if size > unsigned}
+        strange = next((size for size, key in in_force.items() if key not in self.keys), None)
+        if wrong := [size for size in (bad, strange) if size is not None]:
+            return [f"entry {min(wrong)} is not signed by the key that was given"]
+        idle = next((key for key in self.keys if key not in in_force.values()), None)
+        if idle is not None:
+            return [
+                f"the key {idle.fingerprint[:12]}…, which was given, signed nothing in it: it was written anew, or the "
+                "key is not of this workspace"
+            ]
+        return []
 
     def _anchor(self, heads: Heads) -> list[str]:
         if self.anchor is None:
@@ -75,7 +95,8 @@ class Vouching:
         if contradiction := contradicts(heads, self.published):
             return [f"is not what was published: '{self.anchor}' {contradiction.rstrip('.')}"]
         if self.keys:
-            unsigned = next((head for head in self.published if signer_of(head, self.keys) is None), None)
+            due = [head for head in self.published if head.size > self.unsigned_until]
+            unsigned = next((head for head in due if signer_of(head, [heads.keys[head.size - 1]]) is None), None)
             if unsigned is not None:
                 return [f"'{self.anchor}' has a head of {unsigned.size} entries without a signature of the key given"]
         return []
@@ -86,11 +107,15 @@ class Vouching:
             found.append(NO_LEAVES)
         elif not self.keys and any(heads.signatures):
             found.append(OWN_KEY)
-        elif self.keys and heads.signatures[0] is None:
-            first = next((place for place, one in enumerate(heads.signatures) if one is not None), heads.size)
+        elif self.keys and (first := heads.unsigned):
             found.append(
                 f"The first {first:,} entries were not signed when they were made: the key vouches for them only as "
                 f"they were when entry {first + 1:,} came."
+            )
+        if heads is not None and self.published and (missing := heads.size - self.published[-1].size):
+            what = "newest entry is" if missing == 1 else f"{missing:,} newest entries are"
+            found.append(
+                f"The {what} not in '{self.anchor}': nobody there knows of {'it' if missing == 1 else 'them'}."
             )
         if self.torn:
             found.append(f"The last head in '{self.anchor}' was not written to its end; the next command completes it.")

@@ -187,9 +187,9 @@ def workspace_around(path: Path) -> Path | None:
     return next((folder for folder in path.absolute().resolve().parents if (folder / "ledger.sqlite").exists()), None)
 
 
-def signer_of(head: Checkpoint, keys: Sequence[PublicKey]) -> PublicKey | None:
+def signer_of(head: Checkpoint, keys: Sequence[PublicKey | None]) -> PublicKey | None:
     """Which of the keys signed it."""
-    return next((key for key in keys if key.signed_checkpoint(head)), None)
+    return next((key for key in keys if key is not None and key.signed_checkpoint(head)), None)
 
 
 def _content(path: Path, kind: str) -> bytes:

@@ -123,6 +123,8 @@ def check_proof(proof: Proof, keys: Sequence[PublicKey] = (), trusted: Sequence[
     wrong = _wrong(proof) or _not_vouched_for(proof, keys, trusted)
     if wrong:
         return Checked("", wrong)
+    if proof.older is not None and not keys:
+        return Checked(_in_words_by_heads(proof, proof.older, trusted or ()))
     return Checked(f"{_in_words(proof)} {_who(proof, keys, trusted)}")
 
 
@@ -170,12 +172,32 @@ def _in_words(proof: Proof) -> str:
     )
 
 
+def _in_words_by_heads(proof: Proof, older: Checkpoint, trusted: Sequence[Checkpoint]) -> str:
+    """Without a key only a head that was given is known, and its time with it: the other came in the proof."""
+    newer = proof.head
+    knows_older, knows_newer = (any(head.same_tree(one) for one in trusted) for head in (older, newer))
+    if knows_older and knows_newer:
+        return f"{_in_words(proof)} Both are heads that you have from elsewhere."
+    if knows_newer:
+        return (
+            f"The ledger {newer.origin} with {newer.size} entries ({newer.time}), a head that you have from elsewhere, "
+            f"begins with the {older.size} of the older head in the proof: none of them was changed or taken out. "
+            "Nobody vouches for when it had no more than those."
+        )
+    return (
+        f"The {older.size} entries that the ledger {older.origin} had on {older.time}, a head that you have from "
+        f"elsewhere, are the first of the {newer.size} of the newer head in the proof. Nobody vouches for that one: "
+        "who made the proof may have put anything behind them. --key, or a newer head from elsewhere, says more."
+    )
+
+
 def _who(proof: Proof, keys: Sequence[PublicKey], trusted: Sequence[Checkpoint] | None) -> str:
     said = []
     if keys and (key := signer_of(proof.head, keys)) is not None:
-        said.append(f"the key {key.fingerprint[:12]}… signed it")
+        said.append(f"the key {key.fingerprint[:12]}… signed {'the newer head' if proof.older else 'it'}")
     if trusted is not None:
-        said.append("it is a head that you have from elsewhere")
+        which = [f"that of {head.size} entries" for head in proof.heads if any(head.same_tree(one) for one in trusted)]
+        said.append(f"{' and '.join(which)} you have from elsewhere" if proof.older else "you have it from elsewhere")
     text = ", and ".join(said)
     return f"{text[0].upper()}{text[1:]}."
 

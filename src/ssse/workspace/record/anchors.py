@@ -81,7 +81,10 @@ class Anchors:
 
         Raises:
             Damaged: it does not: it was rolled back, or written anew. OSError: the file cannot be read.
+            InvalidSetting: the ledger has no heads yet, and the file is not empty.
         """
+        if not ledger.has_leaves:
+            self.check_new()
         if not self or not ledger.has_leaves:
             return
         if self.file is not None:
@@ -90,7 +93,7 @@ class Anchors:
                 raise OSError(
                     errno.ENOENT,
                     f"The anchor held the heads up to entry {known}, and is gone. Bring it back; or name another file "
-                    f"as record.anchor in {toml.FILE}",
+                    "with `ssse upgrade --anchor`",
                     str(self.file),
                 )
             if contradiction := _last_contradicts(ledger, there):
@@ -139,8 +142,8 @@ def read_heads(path: Path) -> HeadsFile:
         content = opened.read(LONGEST_FILE + 1)
     try:
         return _parse(content)
-    except InvalidData as error:
-        raise InvalidData(f"'{path}' is not a file of heads as ssse writes them. {error}") from None
+    except InvalidData:  # which may quote a line, and the file may be anybody's
+        raise InvalidData(f"'{path}' is not a file of heads as ssse writes them.") from None
 
 
 def contradicts(heads: Heads, published: list[Checkpoint]) -> str:
@@ -215,7 +218,7 @@ def _check_command(command: str, recorded: str | None, given: Any) -> None:
     if command not in (recorded, given):
         raise InvalidSetting(
             f"record.anchor_command in {toml.FILE} is not the one that `ssse init` was given, and no other is run: "
-            "take it out, or give it with --set record.anchor_command=… to each command."
+            "`ssse upgrade --without anchor_command`, and give it with --set record.anchor_command=… to each command."
         )
     try:
         words = shlex.split(command)

@@ -94,13 +94,10 @@ class Heads:
             if not good:
                 yield size
 
-    def not_signed_by(self, keys: Sequence[PublicKey]) -> Iterator[int]:
-        """From the first signed entry on, those without a signature of these keys; where none is signed, the newest."""
-        first = next((size for size in range(1, self.size + 1) if self.signatures[size - 1] is not None), self.size)
-        for size in range(first, self.size + 1):
-            signature, text = self.signature(size), self.at(size).text().encode()
-            if signature is None or not any(key.signed(text, signature) for key in keys):
-                yield size
+    @property
+    def unsigned(self) -> int:
+        """How many entries came before the first signature."""
+        return next((place for place, one in enumerate(self.signatures) if one is not None), self.size)
 
 
 def head_at(ledger: Ledger, size: int) -> Checkpoint:

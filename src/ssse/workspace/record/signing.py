@@ -39,29 +39,32 @@ class Signing:
         return found
 
 
-def read_signing(folder: Path, ledger: Ledger, settings: Settings) -> Signing:
-    """The key that the settings name, before anything is written.
+def read_signing(folder: Path, ledger: Ledger, settings: Settings, *, change: bool = False) -> Signing:
+    """The key that the settings name, before anything is written. `change`: it may be another one from now on.
 
     Raises:
         InvalidSetting: it cannot be used, or another key lies where the one in force was.
-        Damaged: the key in force has not signed the ledger as it is; to sign on top of it would be to vouch for it.
+        Damaged: the key in force has not signed the ledger as it is, or there is none and the settings name a key: to
+            sign on top of it would be to vouch for it.
     """
     known = ledger.last(*NAMES_KEY)
-    said = known.details if known is not None else {}
     old = None if known is None else key_named(known)
     key = read_key(folder, settings)
-    if key is None:
-        return Signing(old)
-    same_place = _setting(said, "key") == settings.record.key
-    if same_place and old is not None and key.public != old:
-        raise InvalidSetting(
-            f"'{key_path(folder, settings)}' is not the key that the ledger names: {key.public.fingerprint[:12]}…, and "
-            f"not {old.fingerprint[:12]}…. Put that one back; to change keys, name another file as record.key in "
-            f"{toml.FILE}. If it is your key, the ledger was written anew; `ssse verify --key` says more."
-        )
-    if old == key.public and not key.public.signed_checkpoint(head_at(ledger, ledger.frontier.size)):
+    if old is not None and not old.signed_checkpoint(head_at(ledger, ledger.frontier.size)):
         raise Damaged(f"'{folder / FILE}' is not as the key signed it. Restore a backup; `verify --key` says more.")
-    return Signing(old, key)
+    signing = Signing(old, key)
+    if change or not signing.changed:
+        return signing
+    if old is None or key is None:
+        raise Damaged(
+            f"'{folder / FILE}' has a key in its settings {'and no signature' if key else 'no more, and signatures'}, "
+            "which no command of ssse wrote. Restore a backup; `ssse verify --key` says more."
+        )
+    raise InvalidSetting(
+        f"'{key_path(folder, settings)}' is not the key that the ledger names: {key.public.fingerprint[:12]}…, and not "
+        f"{old.fingerprint[:12]}…. Put that one back; `ssse upgrade --key FILE` changes keys. If it is your key, the "
+        "ledger was written anew; `ssse verify --key` says more."
+    )
 
 
 def read_key(folder: Path, settings: Settings) -> PrivateKey | None:

@@ -15,6 +15,7 @@ from ssse.system.digests import digest_file, digest_folder
 from ssse.workspace import settings as toml
 from ssse.workspace.record import ledger as ledgers
 from ssse.workspace.record.anchors import Anchors
+from ssse.workspace.record.configuration import read_settings, recorded_settings
 from ssse.workspace.record.details import read_details
 from ssse.workspace.record.folder import (
     CURVATURE,
@@ -48,12 +49,14 @@ def open_transaction(
     command: str,
     *,
     options: Mapping[str, Any] | None = None,
+    record: Mapping[str, str | None] | None = None,
     wait: bool = True,
     waiting: Callable[[], None] = lambda: None,
 ) -> Iterator[Transaction]:
     """Alone with the workspace. What an earlier command was killed at is finished first; what was done is published.
 
-    `options`: settings of this one call, of which the anchors are taken here.
+    `options`: settings of this one call, of which the anchors are taken here. `record`: what of the section [record] is
+    to be changed, for good.
 
     Raises:
         Damaged: something is not as it was written. Busy: another command is at work, and we are not to wait.
@@ -71,12 +74,11 @@ def open_transaction(
                 folder.refuse_damaged(ledger, seal)
                 seal = seal.in_todays_form(folder.path)
                 killed = seal.command is not None
-                settings = toml.read(folder.path / toml.FILE)
-                if (known := ledger.last("created", "configured")) is not None:
-                    toml.refuse_other_code(toml.check(known.details["settings"], "The ledger"), settings)
+                given = record or {}
+                settings = read_settings(folder.path, ledger, seal.command, given)
                 anchors = Anchors.of(folder.path, settings, recorded_command(ledger), options)
                 anchors.check(ledger, seal.published)
-                signing = read_signing(folder.path, ledger, settings)
+                signing = read_signing(folder.path, ledger, settings, change="key" in given)
                 if not ledger.has_leaves and command != "upgrade" and (anchors or signing.key):
                     raise InvalidSetting(UPGRADE)
                 ledger.signer = signing.key
@@ -119,6 +121,13 @@ class Transaction:
             raise BrokenArtefact(f"'{self.folder.ledger}' is damaged: no entry made a state.")
         return made
 
+    @property
+    def recorded(self) -> Settings:
+        """What the ledger knows of the settings."""
+        known = self.ledger.last("created", "configured")
+        assert known is not None
+        return recorded_settings(known)
+
     def finish(self) -> None:
         """What a killed command left. Its page is the old one or the new one, and nobody wrote down which."""
         if self.signing.changed and self.ledger.has_leaves:
@@ -141,10 +150,7 @@ class Transaction:
 
     def record_settings(self) -> None:
         """What was edited, and which key is in force from here on."""
-        known = self.ledger.last("created", "configured")
-        assert known is not None
-        before = toml.check(known.details["settings"], "The ledger")
-        changed = toml.changes(before, self.settings)
+        changed = toml.changes(self.recorded, self.settings)
         if changed or self.signing.changed:
             details = {"changes": changed, "settings": self.settings.to_dict(), **self.signing.named()}
             self.ledger.append("configured", None, details)
