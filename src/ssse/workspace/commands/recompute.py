@@ -94,7 +94,8 @@ def _both_states(ledger: Ledger, entry: Entry) -> tuple[Entry, Entry]:
     if not all(f"states/{state_name(before)}/{name}" in files for name in before.details["files"]):
         raise InvalidSetting(
             f"Request '{entry.request}' cannot be replayed any more: the state from before it was shredded. To be able "
-            'to, keep it (erase.old_weights and erase.old_curvature = "keep"), or replay while the request waits.'
+            'to, keep it (erase.old_weights and erase.old_curvature = "keep"), or replay the first '
+            "of the requests that wait, while it does."
         )
     for one in makers[place:]:  # a new fit has the same weights under another name
         same = one.details["after"]["weights"] == entry.details["after"]["weights"]

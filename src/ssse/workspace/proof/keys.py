@@ -195,7 +195,10 @@ def signer_of(head: Checkpoint, keys: Sequence[PublicKey | None]) -> PublicKey |
 def _content(path: Path, kind: str) -> bytes:
     try:
         if not path.is_file():
-            raise InvalidSetting(f"There is no {kind} key '{path}'; `ssse key FILE` makes a pair.")
+            raise InvalidSetting(
+                f"There is no {kind} key '{path}'. Put it back; if it is lost, `ssse key FILE` makes a pair, and `ssse "
+                "upgrade WORKSPACE --key FILE` goes on with that one."
+            )
         with path.open("rb") as opened:
             content = opened.read(LARGEST + 1)
     except OSError as error:

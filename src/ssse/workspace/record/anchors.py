@@ -91,10 +91,8 @@ class Anchors:
             there = read_heads(self.file).heads if self.file.exists() else []
             if not there and (known := published.get(f"file={self.name}", 0)):
                 raise OSError(
-                    errno.ENOENT,
-                    f"The anchor held the heads up to entry {known}, and is gone. Bring it back; or name another file "
-                    "with `ssse upgrade --anchor`",
-                    str(self.file),
+                    f"The anchor '{self.file}' held the heads up to entry {known}, and is gone. Bring it back; or name "
+                    "another file with `ssse upgrade --anchor`."
                 )
             if contradiction := _last_contradicts(ledger, there):
                 raise Damaged(f"'{self.file}' {contradiction} Nothing was changed.")

@@ -236,7 +236,7 @@ def _evaluated(known: Details) -> dict[str, Any]:
 
 def _cell(key: str, value: Any) -> Any:
     """Accuracies are counts of samples, of `PUBLIC` or more: no sample has a value of its own in them."""
-    return (_COUNTED if key.startswith("accuracy_") or key == "mean_gap" else _COARSE)(value)
+    return (_COUNTED if key.startswith("accuracy_") or key in ("mean_gap", "member_rate") else _COARSE)(value)
 
 
 COMPUTED: dict[str, Callable[[Details], dict[str, Any]]] = {
