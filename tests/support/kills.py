@@ -31,7 +31,19 @@ from ssse.intake import weights
 from ssse.system import files, store
 from ssse.workspace.commands import settle
 from ssse.workspace.commands import upgrade as upgrades
-from ssse.workspace.record import anchors, database, folder, holdings, ledger, lock, membership, page_sum, seal
+from ssse.workspace.proof.keys import make_pair
+from ssse.workspace.record import (
+    anchors,
+    configuration,
+    database,
+    folder,
+    holdings,
+    ledger,
+    lock,
+    membership,
+    page_sum,
+    seal,
+)
 from ssse.workspace.record import transaction as transactions
 from ssse.workspace.results import Verification
 from ssse.workspace.workspace import Workspace
@@ -41,7 +53,7 @@ WATCHED = {
     module.__file__
     for module in (
         *(anchors, database, files, folder, holdings, transactions, ledger, lock, membership, page_sum, seal, settle),
-        *(skops_files, store, upgrades, weights),
+        *(configuration, skops_files, store, upgrades, weights),
     )
 }
 FORGET = [3, 11]
@@ -113,6 +125,7 @@ def retrain(workspace: Workspace) -> None:
 
 HELD: dict[str, Any] = {"erase__confirm": "always"}
 SENT = "sent.txt"  # what the anchor's command got
+OTHER = "other.txt"  # the anchor from a change on
 
 
 def make_keyed(home: Path, **options: Any) -> workspaces.Made:
@@ -136,6 +149,24 @@ def finished_keyed(workspace: Workspace) -> Verification:
         found = anchors.read_heads(home / name)
         assert (found.heads[-1].size, found.rest) == (seen.entries, b""), name
     return seen
+
+
+def make_to_change(home: Path, **options: Any) -> workspaces.Made:
+    """With a key and an anchor; beside it another key, and a file that is to be the anchor."""
+    make_pair(home / "new.pem")
+    (home / OTHER).touch()
+    return keyed.make(home, **options).made
+
+
+def change_key(workspace: Workspace) -> None:
+    home = workspace.folder.path.parent
+    workspace.upgrade(key=home / "new.pem", anchor=home / OTHER)
+
+
+def finished_change(workspace: Workspace) -> Verification:
+    home = workspace.folder.path.parent
+    assert workspace.settings().record.anchor == str(home / OTHER)
+    return workspace.verify(keys=[home / "key.pem.pub", home / "new.pem.pub"], anchor=home / OTHER)
 
 
 def make_old(home: Path, **_: Any) -> workspaces.Made:
@@ -169,6 +200,9 @@ OPERATIONS = {
     ),
     "erase with key": Operation(
         "erased", erase, make=make_keyed, verify=verify_keyed, finished=finished_keyed, beside=("heads.txt", SENT)
+    ),
+    "change key": Operation(
+        "configured", change_key, make=make_to_change, finished=finished_change, beside=("heads.txt", OTHER)
     ),
     "upgrade": Operation("upgraded", Workspace.upgrade, make=make_old),
 }

@@ -49,7 +49,7 @@ def test_the_kills_are_as_many_as_promised():
     """In full; in small every kind of operation is killed, too."""
     operations = [name for _, names in RANDOM for name in names]
     assert MANY_ONCE * len(operations) + 2 * MANY_TWICE >= 200
-    elsewhere = {"report", "upgrade", "erase with key"}  # killed at every line
+    elsewhere = {"report", "upgrade", "change key", "erase with key"}  # killed at every line
     assert set(operations) == {name for name in OPERATIONS if "estimator" not in name} - elsewhere
 
 
@@ -77,6 +77,12 @@ def test_killed_while_it_signs_and_publishes():
 def test_killed_while_it_is_upgraded():
     counts = kill(f"lines{sized(2, 1)},upgrade")["upgrade"]
     assert counts["killed"] >= sized(4, 8)
+
+
+def test_killed_while_key_and_anchor_change():
+    """The ledger comes first; ssse.toml follows, by the next command where this one did not come to it."""
+    counts = kill("lines1,change key")["change key"]
+    assert counts["killed"] >= 8
 
 
 def test_killed_at_lines_that_find_the_disk_changed():

@@ -21,7 +21,8 @@ from ssse.intake.importing import is_spec
 FILE = "ssse.toml"
 HEADER = """\
 # Settings of this workspace. Paths are relative to this file. Every option of the command line has its place here; one
-# given on the command line counts for that command alone. The next command writes a change into the ledger.
+# given on the command line counts for that command alone. The next command writes a change into the ledger; of [record]
+# `ssse upgrade` does, and edits are refused.
 
 """
 

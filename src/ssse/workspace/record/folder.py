@@ -38,7 +38,8 @@ WEIGHTS, SKOPS, CURVATURE = "weights.safetensors", "model.skops", "curvature"
 MODELS = (WEIGHTS, SKOPS)  # names that the model of a state may have
 SAMPLES, PAGE = "samples.safetensors", "report.html"
 MAKERS = ("created", "fitted", "calibrated", "erased", "reverted")  # entries that make a state
-TEMPORARY = tuple(f".{name}" for name in (SEAL, PAGE, SAMPLES, "current"))  # beginnings of names before the rename
+# Beginnings of names before the rename; of ssse.toml with a sign that no editor puts behind its own.
+TEMPORARY = tuple(f".{name}" for name in (SEAL, PAGE, SAMPLES, "current", f"{toml.FILE}-"))
 STATES = "states"
 OTHERS = 0o077  # of a mode: what is not the owner's
 SPARE = 1 << 20  # bytes beside the state: ledger, seal
