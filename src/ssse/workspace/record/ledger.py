@@ -175,6 +175,14 @@ class Ledger:
         return found
 
     @property
+    def created(self) -> Entry:
+        """The first entry, by its place: its hash is the origin of every head, so no other can stand in for it."""
+        found = self.entry(1)
+        if found.kind != "created":
+            raise BrokenArtefact(f"'{FILE}' is damaged: no entry made the workspace.")
+        return found
+
+    @property
     def has_leaves(self) -> bool:
         """Not in ledgers of earlier versions, until they are upgraded."""
         return self._connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'leaves'").fetchone() is not None
@@ -187,10 +195,7 @@ class Ledger:
     @property
     def salt(self) -> bytes:
         """Of the samples' digests, which nobody can compute without it."""
-        created = self.first("created")
-        if created is None:
-            raise BrokenArtefact(f"'{FILE}' is damaged: no entry made the workspace.")
-        return bytes.fromhex(created.details["salt"])
+        return bytes.fromhex(self.created.details["salt"])
 
     def last(self, *kinds: str) -> Entry | None:
         """The newest entry, or the newest of some kinds."""
@@ -292,10 +297,10 @@ class Ledger:
         if schema_of(self._connection) not in (expected_schema(SCHEMA), expected_schema(BEFORE)):
             return ["its tables or its append-only triggers are not the original ones"]
         previous = FIRST
-        for place, entry in enumerate(self.entries(), start=1):
+        for place, entry in enumerate(self._rows("ORDER BY seq"), start=1):
             if entry.seq != place or entry.previous != previous:
                 return [f"an entry is missing before entry {entry.seq}"]
-            if entry.hash != entry.expected_hash():
+            if entry.hash != _hash_of(entry):
                 return [f"entry {entry.seq} ('{entry.kind}') was altered: it does not match its hash"]
             previous = entry.hash
         if previous == FIRST:
@@ -371,12 +376,27 @@ class Ledger:
         return next(self._all(rest, *values), None)
 
     def _all(self, rest: str, *values: Any) -> Iterator[Entry]:
+        """Nothing is relied on that does not match its own hash: neither code nor a key is named by it."""
+        for entry in self._rows(rest, *values):
+            if entry.hash != _hash_of(entry):
+                raise BrokenArtefact(f"'{FILE}' was altered: entry {entry.seq} does not match its hash.")
+            yield entry
+
+    def _rows(self, rest: str, *values: Any) -> Iterator[Entry]:
         query = f"SELECT seq, time, kind, request, details, previous, hash FROM entries {rest}"
         for seq, time, kind, request, details, previous, hashed in self._connection.execute(query, values):
             try:
                 yield Entry(seq, time, kind, request, json.loads(details), previous, hashed)
             except (json.JSONDecodeError, TypeError, RecursionError) as error:
                 raise BrokenArtefact(f"'{FILE}' was altered: entry {seq} is not readable.") from error
+
+
+def _hash_of(entry: Entry) -> str | None:
+    """None of what no ledger can hold, such as NaN."""
+    try:
+        return entry.expected_hash()
+    except (ValueError, TypeError, RecursionError):
+        return None
 
 
 def digest_of_samples(digests: Iterable[int]) -> str:

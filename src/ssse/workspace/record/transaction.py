@@ -72,8 +72,7 @@ def open_transaction(
                 seal = seal.in_todays_form(folder.path)
                 killed = seal.command is not None
                 settings = toml.read(folder.path / toml.FILE)
-                if (known := ledger.last("created", "configured")) is not None:
-                    toml.refuse_other_code(toml.check(known.details["settings"], "The ledger"), settings)
+                toml.refuse_other_code(toml.check(ledger.created.details["settings"], "The ledger"), settings)
                 anchors = Anchors.of(folder.path, settings, recorded_command(ledger), options)
                 anchors.check(ledger, seal.published)
                 signing = read_signing(folder.path, ledger, settings)
@@ -217,8 +216,7 @@ class Transaction:
         for path in sorted(self.folder.states.iterdir()):
             self._retire(path, there.files)
         files.sync(self.folder.states)
-        created = self.ledger.first("created")
-        assert created is not None
+        created = self.ledger.created
         for entry in there.unsealed:
             fates = {"keep": "kept", "shred": "shredded"}
             done = {f"old_{part}": fates[fate] for part, fate in entry.details["old"].items()}
