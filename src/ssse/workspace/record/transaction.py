@@ -233,7 +233,7 @@ class Transaction:
                 self.close()  # with the digest that the ledger does not match
                 return
             carried = self.seal.with_files(Seal({ledgers.FILE: self._ledger_now()}))
-            with Ledger.open(self.folder.ledger) as ledger:
+            with Ledger.open(self.folder.ledger, after=self.ledger) as ledger:
                 ledger.signer = self.signing.key
                 again = replace(self, ledger=ledger, seal=carried, ledger_digest=carried.files[ledgers.FILE])
                 again.finish()
@@ -267,7 +267,8 @@ class Transaction:
 
     def _altered(self) -> bool:
         before = self.ledger.digest_before
-        return None not in (before, self.ledger_digest) and before != self.ledger_digest
+        known = None not in (before, self.ledger_digest)
+        return self.ledger.foreign or (known and before != self.ledger_digest)
 
     def write_page(self, text: str) -> Path:
         """The page is sealed too, without an entry: it can be made again at any time."""
