@@ -171,3 +171,37 @@ def test_an_entry_of_ours_whose_commit_was_interrupted_is_not_anothers(path, mon
             Workspace(path).erase("r-2", ids=["s7"])
     assert Workspace(path).erase("r-2", ids=["s7"]).outcome == "erased"
     assert Workspace(path).verify().ok
+
+
+@pytest.fixture
+def victim(path) -> Path:
+    """Somebody's folder that looks like a state."""
+    folder = path.parent / "victim"
+    (folder / "curvature").mkdir(parents=True)
+    (folder / "weights.safetensors").write_bytes(b"precious")
+    (folder / "curvature" / "notes.txt").write_text("mine")
+    return folder
+
+
+def test_nothing_is_shredded_through_a_link_among_the_states(path, victim):
+    before = snapshot(victim)
+    (path / "states" / "000000").symlink_to(victim)
+    (path / "states" / "000001").mkdir()
+    (path / "states" / "000001" / "curvature").symlink_to(victim / "curvature")
+    (path / "states" / "000001" / "weights.safetensors").symlink_to(victim / "weights.safetensors")
+    assert Workspace(path).erase("r-2", ids=["s7"]).outcome == "erased"
+    assert snapshot(victim) == before
+    assert sorted(state.name for state in (path / "states").iterdir()) == [(path / "current").readlink().name]
+
+
+@pytest.mark.parametrize("name", ["states", "states/000004", "states/000004/curvature"])
+def test_what_the_workspace_needs_is_not_elsewhere(path, name):
+    """Else the next request would shred it there."""
+    (path / name).rename(path.parent / "elsewhere")
+    (path / name).symlink_to(path.parent / "elsewhere")
+    there = snapshot(path.parent / "elsewhere")
+    for command in (None, "erase"):
+        seal_anew(path, command)
+        with pytest.raises(Damaged):
+            Workspace(path).erase("r-2", ids=["s7"])
+        assert snapshot(path.parent / "elsewhere") == there

@@ -204,6 +204,8 @@ class Transaction:
         self.check_ledger()
         there = read_holdings(self.ledger)
         current = there.current
+        for name in there.files:
+            self.folder.refuse_linked(name)
         self._sweep()
         if self.ledger.first("fitted") is None:
             files.remove(self.folder.path / SAMPLES)  # of a first fit that never was entered
@@ -285,12 +287,17 @@ class Transaction:
                 files.remove(path)
 
     def _retire(self, state: Path, expected: Mapping[str, str]) -> None:
-        """What of an old state is not to be there any more."""
+        """What of an old state is not to be there any more. A link is never entered: what is behind it is not ours."""
+        if state.is_symlink():
+            state.unlink()
+            return
         for name in (*MODELS, CURVATURE):
             path, where = state / name, f"states/{state.name}/{name}"
-            if not path.exists() or any(one == where or one.startswith(f"{where}/") for one in expected):
+            if not os.path.lexists(path) or any(one == where or one.startswith(f"{where}/") for one in expected):
                 continue
-            if any(path.samefile(self.folder.path / one) for one in expected if self._is_model(one)):
+            if path.is_symlink() or any(
+                path.samefile(self.folder.path / one) for one in expected if self._is_model(one)
+            ):
                 path.unlink()  # the model lives on under a new name: to overwrite it would be to overwrite that one
             else:
                 files.shred(path)
