@@ -192,14 +192,18 @@ def sync_all(folder: Path) -> None:
 
 
 def shred(path: Path) -> None:
-    """Overwrite a file, or all files of a folder, and remove it. Journals, snapshots, flash memory may keep copies."""
+    """Overwrite a file, or all files of a folder, and remove it. Journals, snapshots, flash memory may keep copies.
+
+    A symbolic link is removed, and what it points to left alone.
+    """
     if path.is_dir() and not path.is_symlink():
         for child in sorted(path.iterdir()):
             shred(child)
         path.rmdir()
         return
     if path.is_file() and not path.is_symlink():
-        with path.open("r+b", buffering=0) as opened:
+        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)  # nor through a link that came just now
+        with open(handle, "r+b", buffering=0) as opened:
             overwrite(opened)
     path.unlink(missing_ok=True)
 

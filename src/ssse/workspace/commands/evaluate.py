@@ -126,9 +126,7 @@ class _View:
 
 
 def _of_first_model(transaction: Transaction) -> Mapping[str, Any]:
-    created = transaction.ledger.first("created")
-    assert created is not None
-    return created.details["model"]
+    return transaction.ledger.created.details["model"]
 
 
 def _training_splits(

@@ -29,7 +29,7 @@ def read_settings(folder: Path, ledger: Ledger, killed: str | None, given: Mappi
     if known is None:
         return found
     recorded = recorded_settings(known)
-    toml.refuse_other_code(recorded, found)
+    toml.refuse_other_code(recorded_settings(ledger.created), found)
     if killed == CHANGES and found.record != recorded.record:
         before = ledger.last_before(known.seq, *NAMES_KEY)
         if before is not None and found.record == recorded_settings(before).record:

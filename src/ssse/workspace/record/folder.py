@@ -101,7 +101,8 @@ class Folder:
             raise Damaged(f"'{self.path / name}' is not as it was written. Restore a backup; `ssse verify` says more.")
 
     def check_link(self) -> None:
-        """`current` as a folder of its own would go on serving the old model."""
+        """`current` as a folder of its own would go on serving the old model; and states elsewhere are not ours."""
+        self.refuse_linked(STATES)
         if self.current.exists() and not self.current.is_symlink():
             raise Damaged(
                 f"'{self.current}' should be a link and is a copy: copy workspaces with their links, as cp -a does. "
@@ -111,10 +112,20 @@ class Folder:
     def check_target(self, made: Entry) -> None:
         """At rest; a link that is gone misleads nobody, and the next state brings it back."""
         target = f"states/{state_name(made)}"
+        for name in made.details["files"]:
+            self.refuse_linked(f"{target}/{name}")
         if self.current.is_symlink() and os.readlink(self.current) != target:
             raise Damaged(
                 f"'{self.current}' points to '{os.readlink(self.current)}', and the ledger says '{target}': another "
                 "model is served. If `ssse verify` names nothing else, remove the link; the next state makes it again."
+            )
+
+    def refuse_linked(self, name: str) -> None:
+        """What should be in the workspace is not somewhere else."""
+        if files.behind_link(self.path, name):
+            raise Damaged(
+                f"'{self.path / name}' is a symbolic link, or lies behind one, which no command of ssse made. Put the "
+                "folder back, or restore a backup; `ssse verify` says more."
             )
 
     def check_disk(self) -> None:

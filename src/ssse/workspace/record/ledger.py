@@ -15,7 +15,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,19 @@ from ssse.workspace.record.published import published
 from ssse.workspace.record.schema import BEFORE, LEAVES, SCHEMA, expected_schema, schema_of, statements
 
 AT_A_TIME = 500  # parameters of one SQL statement
+OTHER_SCHEMA = "its tables or its append-only triggers are not the original ones"
 ERASED = "SELECT digest, request, seq FROM samples JOIN entries ON seq = entry"
+
+
+@dataclass(frozen=True)
+class Tip:
+    """Where a ledger ends: what the next entry follows, and the tree that its signature is about to vouch for.
+
+    `entry`: None where there is none yet; `frontier`: None where there are no leaves.
+    """
+
+    entry: Entry | None
+    frontier: Frontier | None
 
 
 class Ledger:
@@ -42,7 +54,9 @@ class Ledger:
         self._connection = connection
         self.digest_before: str | None = None  # of the file, as it was until what was written came into it
         self.signer: PrivateKey | None = None  # of what is appended
-        self._salt: str | None = None
+        self.foreign: bool = False  # somebody else has written to it since it was opened
+        self._first: Entry | None = None
+        self._tips: tuple[Tip, ...] = ()  # the one that it ends with; two while it is open which of them was committed
 
     @classmethod
     def create(cls, path: Path) -> None:
@@ -54,10 +68,17 @@ class Ledger:
 
     @classmethod
     @contextmanager
-    def open(cls, path: Path) -> Iterator[Ledger]:
-        """For reading and appending. When it is closed all is in the one file: nothing is left to a log beside it."""
+    def open(cls, path: Path, after: Ledger | None = None) -> Iterator[Ledger]:
+        """For reading and appending. When it is closed all is in the one file: nothing is left to a log beside it.
+
+        How it ends is kept from here on, and nothing is appended to another end. `after`: the one that was open before.
+        """
         with in_words(path), closing(connect(path)) as connection, unsettled(path) as let_go:
             ledger = cls(connection)
+            if schema_of(connection) not in (expected_schema(SCHEMA), expected_schema(BEFORE)):
+                raise BrokenArtefact(f"'{path}' is damaged: {OTHER_SCHEMA}.")
+            ledger._first = after._first if after else ledger._one("WHERE seq = 1")
+            ledger._tips = after._tips if after else (ledger._read_tip(),)
             try:
                 yield ledger
             except BaseException:
@@ -68,8 +89,11 @@ class Ledger:
 
     def _settle(self, path: Path, let_go: Callable[[], None]) -> None:
         self.digest_before = digest_file(path)  # until here nothing of ours is in it: SQLite writes into its log first
-        let_go()
-        settle(self._connection)
+        try:
+            self._tip()
+        finally:
+            let_go()
+            settle(self._connection)
 
     @classmethod
     @contextmanager
@@ -92,9 +116,10 @@ class Ledger:
         """One entry, its leaf and signature, the digests of the samples that it erases; in one transaction."""
         kept: dict[str, Any] = json.loads(canonical(details))  # as it will be read
         with self._transaction():
-            entry = self._insert(kind, request, kept, samples)
-            if self.has_leaves:
-                self._insert_leaf(entry)
+            before = self._tip()
+            entry = self._insert(before, kind, request, kept, samples)
+            self._end_with(before, Tip(entry, self._insert_leaf(entry, before.frontier)))
+        self._tips = self._tips[-1:]
         return entry
 
     def upgrade(self, details: Mapping[str, Any]) -> Entry:
@@ -103,18 +128,56 @@ class Ledger:
         Its details have the root of the tree of the leaves before it, which no hash of an entry covers.
         """
         with self._transaction():
+            before = self._tip()
             for statement in statements(LEAVES):
                 self._connection.execute(statement)
             grown = Frontier()
             for entry in list(self.entries()):
                 grown = self._add_leaf(entry, grown, None)
             rooted = {**details, "leaves": grown.size, "root": encoded(grown.root())}
-            entry = self._insert("upgraded", None, json.loads(canonical(rooted)), ())
-            self._add_leaf(entry, grown, None)  # the key is named by an entry that comes after it
+            entry = self._insert(before, "upgraded", None, json.loads(canonical(rooted)), ())
+            # The key is named by an entry that comes after it.
+            self._end_with(before, Tip(entry, self._add_leaf(entry, grown, None)))
+        self._tips = self._tips[-1:]
         return entry
 
-    def _insert(self, kind: str, request: str | None, details: dict[str, Any], samples: Sequence[int]) -> Entry:
-        last = self.last()
+    def _tip(self) -> Tip:
+        """How it ends, which is how this process has left it.
+
+        Who signs the next tree grows it from what was checked, never from what another connection wrote meanwhile.
+        """
+        if not self._tips:
+            return self._read_tip()  # who only reads follows what others write
+        try:
+            found = self._read_tip()
+        except BrokenArtefact:
+            found = None
+        if found is None or found not in self._tips:
+            self.foreign = True
+            raise BrokenArtefact(
+                f"'{FILE}' was altered while this command worked, and not by it: it does not end as it was left. "
+                "Restore a backup; `ssse verify` says more."
+            )
+        self._tips = (found,)
+        return found
+
+    def _end_with(self, before: Tip, after: Tip) -> None:
+        """About to be committed; who is interrupted there does not know whether it was."""
+        self._tips = (before, after)
+        if self._first is None:
+            self._first = after.entry if before.entry is None else self.entry(1)
+
+    def _read_tip(self) -> Tip:
+        frontier = None
+        if self.has_leaves:
+            newest = self._connection.execute("SELECT max(seq) FROM leaves").fetchone()[0]
+            frontier = self._read_frontier(newest or 0)
+        return Tip(self._one("ORDER BY seq DESC LIMIT 1"), frontier)
+
+    def _insert(
+        self, before: Tip, kind: str, request: str | None, details: dict[str, Any], samples: Sequence[int]
+    ) -> Entry:
+        last = before.entry
         seq, previous = (last.seq + 1, last.hash) if last else (1, FIRST)
         entry = complete(Entry(seq, clock(), kind, request, details, previous, ""), self._salt_for(seq, details))
         row = (seq, entry.time, kind, request, canonical(entry.details), previous, entry.hash)
@@ -122,11 +185,12 @@ class Ledger:
         self._connection.executemany("INSERT INTO samples VALUES (?, ?)", ((seq, int(d)) for d in sorted(samples)))
         return entry
 
-    def _insert_leaf(self, entry: Entry) -> None:
-        before = self.frontier
+    def _insert_leaf(self, entry: Entry, before: Frontier | None) -> Frontier | None:
+        if before is None:
+            return None
         if before.size != entry.seq - 1:
             raise BrokenArtefact(f"'{FILE}' is damaged: it has {before.size} leaves before entry {entry.seq}.")
-        self._add_leaf(entry, before, self.signer)
+        return self._add_leaf(entry, before, self.signer)
 
     def _add_leaf(self, entry: Entry, before: Frontier, signer: PrivateKey | None) -> Frontier:
         leaf = leaf_of(entry)
@@ -140,21 +204,23 @@ class Ledger:
 
     def _salt_for(self, seq: int, details: Mapping[str, Any]) -> str:
         """As text; of the first entry, what it is about to say itself."""
-        if seq == 1:
-            return str(details.get("salt", ""))
-        if self._salt is None:
-            first = self._one("WHERE seq = 1")
-            self._salt = str(first.details.get("salt", "")) if first else ""
-        return self._salt
+        return str((details if seq == 1 else self.entry(1).details).get("salt", ""))
 
     @property
     def frontier(self) -> Frontier:
         """Of the tree of all leaves."""
-        newest = self._connection.execute("SELECT max(seq) FROM leaves").fetchone()[0]
-        return self.frontier_at(newest or 0)
+        return self._known_tip().frontier or Frontier()
 
     def frontier_at(self, size: int) -> Frontier:
         """Of the tree of the first leaves, as the last of them has it: `damages` grows them all anew."""
+        known = self._known_tip().frontier if self._tips else None
+        return known if known is not None and known.size == size else self._read_frontier(size)
+
+    def _known_tip(self) -> Tip:
+        """As it was kept; what another connection writes does not change it."""
+        return self._tips[0] if len(self._tips) == 1 else self._tip()
+
+    def _read_frontier(self, size: int) -> Frontier:
         if not size:
             return Frontier()
         found = self._connection.execute("SELECT frontier FROM leaves WHERE seq = ?", (size,)).fetchone()
@@ -169,9 +235,18 @@ class Ledger:
         return found[0] if found else None
 
     def entry(self, seq: int) -> Entry:
-        found = self._one("WHERE seq = ?", seq)
+        kept = [self._first, *(tip.entry for tip in self._tips[:1])]
+        found = next((e for e in kept if e is not None and e.seq == seq), None) or self._one("WHERE seq = ?", seq)
         if found is None:
             raise BrokenArtefact(f"'{FILE}' is damaged: there is no entry {seq}.")
+        return found
+
+    @property
+    def created(self) -> Entry:
+        """The first entry, by its place: its hash is the origin of every head, so no other can stand in for it."""
+        found = self.entry(1)
+        if found.kind != "created":
+            raise BrokenArtefact(f"'{FILE}' is damaged: no entry made the workspace.")
         return found
 
     @property
@@ -187,10 +262,7 @@ class Ledger:
     @property
     def salt(self) -> bytes:
         """Of the samples' digests, which nobody can compute without it."""
-        created = self.first("created")
-        if created is None:
-            raise BrokenArtefact(f"'{FILE}' is damaged: no entry made the workspace.")
-        return bytes.fromhex(created.details["salt"])
+        return bytes.fromhex(self.created.details["salt"])
 
     def last(self, *kinds: str) -> Entry | None:
         """The newest entry, or the newest of some kinds."""
@@ -290,12 +362,12 @@ class Ledger:
         if damages:
             return [f"SQLite finds it damaged ({damages[0]})"]
         if schema_of(self._connection) not in (expected_schema(SCHEMA), expected_schema(BEFORE)):
-            return ["its tables or its append-only triggers are not the original ones"]
+            return [OTHER_SCHEMA]
         previous = FIRST
-        for place, entry in enumerate(self.entries(), start=1):
+        for place, entry in enumerate(self._rows("ORDER BY seq"), start=1):
             if entry.seq != place or entry.previous != previous:
                 return [f"an entry is missing before entry {entry.seq}"]
-            if entry.hash != entry.expected_hash():
+            if entry.hash != _hash_of(entry):
                 return [f"entry {entry.seq} ('{entry.kind}') was altered: it does not match its hash"]
             previous = entry.hash
         if previous == FIRST:
@@ -371,12 +443,27 @@ class Ledger:
         return next(self._all(rest, *values), None)
 
     def _all(self, rest: str, *values: Any) -> Iterator[Entry]:
+        """Nothing is relied on that does not match its own hash: neither code nor a key is named by it."""
+        for entry in self._rows(rest, *values):
+            if entry.hash != _hash_of(entry):
+                raise BrokenArtefact(f"'{FILE}' was altered: entry {entry.seq} does not match its hash.")
+            yield entry
+
+    def _rows(self, rest: str, *values: Any) -> Iterator[Entry]:
         query = f"SELECT seq, time, kind, request, details, previous, hash FROM entries {rest}"
         for seq, time, kind, request, details, previous, hashed in self._connection.execute(query, values):
             try:
                 yield Entry(seq, time, kind, request, json.loads(details), previous, hashed)
             except (json.JSONDecodeError, TypeError, RecursionError) as error:
                 raise BrokenArtefact(f"'{FILE}' was altered: entry {seq} is not readable.") from error
+
+
+def _hash_of(entry: Entry) -> str | None:
+    """None of what no ledger can hold, such as NaN."""
+    try:
+        return entry.expected_hash()
+    except (ValueError, TypeError, RecursionError):
+        return None
 
 
 def digest_of_samples(digests: Iterable[int]) -> str:

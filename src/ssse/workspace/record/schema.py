@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from functools import cache
 from typing import Any
 
 BEFORE = """\
@@ -54,6 +55,7 @@ def schema_of(connection: sqlite3.Connection) -> list[Any]:
     return sorted(connection.execute("SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL"))
 
 
+@cache
 def expected_schema(script: str) -> list[Any]:
     with closing(sqlite3.connect(":memory:")) as fresh:
         fresh.executescript(script)

@@ -86,8 +86,7 @@ def outside(folder: Path, path: str, name: str) -> Path:
 
 def recorded_command(ledger: Ledger) -> str | None:
     """The command that `init` was given. What a file that may have been edited says is not run."""
-    created = ledger.first("created")
-    return _setting(created.details, "anchor_command") if created is not None else None
+    return _setting(ledger.created.details, "anchor_command")
 
 
 def _setting(details: Mapping[str, Any], key: str) -> Any:

@@ -211,6 +211,8 @@ class Transaction:
         self.check_ledger()
         there = read_holdings(self.ledger)
         current = there.current
+        for name in there.files:
+            self.folder.refuse_linked(name)
         self._sweep()
         if self.ledger.first("fitted") is None:
             files.remove(self.folder.path / SAMPLES)  # of a first fit that never was entered
@@ -223,8 +225,7 @@ class Transaction:
         for path in sorted(self.folder.states.iterdir()):
             self._retire(path, there.files)
         files.sync(self.folder.states)
-        created = self.ledger.first("created")
-        assert created is not None
+        created = self.ledger.created
         for entry in there.unsealed:
             fates = {"keep": "kept", "shred": "shredded"}
             done = {f"old_{part}": fates[fate] for part, fate in entry.details["old"].items()}
@@ -241,7 +242,7 @@ class Transaction:
                 self.close()  # with the digest that the ledger does not match
                 return
             carried = self.seal.with_files(Seal({ledgers.FILE: self._ledger_now()}))
-            with Ledger.open(self.folder.ledger) as ledger:
+            with Ledger.open(self.folder.ledger, after=self.ledger) as ledger:
                 ledger.signer = self.signing.key
                 again = replace(self, ledger=ledger, seal=carried, ledger_digest=carried.files[ledgers.FILE])
                 again.finish()
@@ -275,7 +276,8 @@ class Transaction:
 
     def _altered(self) -> bool:
         before = self.ledger.digest_before
-        return None not in (before, self.ledger_digest) and before != self.ledger_digest
+        known = None not in (before, self.ledger_digest)
+        return self.ledger.foreign or (known and before != self.ledger_digest)
 
     def write_page(self, text: str) -> Path:
         """The page is sealed too, without an entry: it can be made again at any time."""
@@ -292,12 +294,17 @@ class Transaction:
                 files.remove(path)
 
     def _retire(self, state: Path, expected: Mapping[str, str]) -> None:
-        """What of an old state is not to be there any more."""
+        """What of an old state is not to be there any more. A link is never entered: what is behind it is not ours."""
+        if state.is_symlink():
+            state.unlink()
+            return
         for name in (*MODELS, CURVATURE):
             path, where = state / name, f"states/{state.name}/{name}"
-            if not path.exists() or any(one == where or one.startswith(f"{where}/") for one in expected):
+            if not os.path.lexists(path) or any(one == where or one.startswith(f"{where}/") for one in expected):
                 continue
-            if any(path.samefile(self.folder.path / one) for one in expected if self._is_model(one)):
+            if path.is_symlink() or any(
+                path.samefile(self.folder.path / one) for one in expected if self._is_model(one)
+            ):
                 path.unlink()  # the model lives on under a new name: to overwrite it would be to overwrite that one
             else:
                 files.shred(path)
