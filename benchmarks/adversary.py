@@ -54,7 +54,7 @@ KILLS, ERRORS, EDITS, FUZZED, CROWD, CODE, READERS = (
     "programs that hold the ledger",
 )
 REWRITES, INBOX = "histories written anew, with key and anchor", "request files in an inbox, with kills"
-WANTED = {KILLS: 1000, ERRORS: 500, EDITS: 2000, FUZZED: 1000, CROWD: 206, CODE: 90, READERS: 30, REWRITES: 7}
+WANTED = {KILLS: 1000, ERRORS: 400, EDITS: 2000, FUZZED: 1000, CROWD: 206, CODE: 90, READERS: 30, REWRITES: 7}
 WANTED |= {INBOX: 1000}
 
 
@@ -70,34 +70,32 @@ class Part:
 
 
 def parts(small: bool) -> Iterator[Part]:
-    """The longest first, so that both cores end together."""
+    """In an order in which both cores are busy to the end."""
     operations = list(OPERATIONS)
     step = 25 if small else 1
     for seed in range(1 if small else 4):
         yield Part(EDITS, f"edits {seed}", "edits", (str(60 if small else 550), str(seed)))
     for name in operations:
         yield Part(KILLS, f"kills in calls, {name}", "dying", (f"kills/{step},{name}",), True)
-    for names in (operations[0::2], operations[1::2]):
-        group = f"errors/{3 * step},{','.join(names)}"
-        yield Part(ERRORS, f"failing disks, {names[0]} …", "dying", (group,), True)
+    some = operations[0::2]
+    yield Part(ERRORS, f"failing disks, {some[0]} …", "dying", (f"errors/{3 * step},{','.join(some)}",), True)
     yield Part(ERRORS, "short writes", "dying", (f"short/{step},fit,erase",), True)
     for seed in range(1 if small else 2):
         yield Part(FUZZED, f"fuzz {seed}", "fuzz", (str(56 if small else 560), str(seed + 10)))
     for name in GROUPS:
         yield Part(CODE, f"code in data, {name}", "attempts", (f"{name}/{9 if small else 1}",))
-    killed = [name for name in operations if name != "report"]
-    for name in killed[:2] if small else killed:
-        yield Part(KILLS, f"kills at random, {name}", "kills", (f"{3 if small else 20},{name}",))
-    for name in ["erase"] if small else ["fit", "erase"]:
-        yield Part(KILLS, f"killed again, {name}", "kills", (f"twice{2 if small else 20},{name}",))
-    for name in ["report"] if small else ["fit", "erase", "erase and keep", "calibrate", "report"]:
-        yield Part(KILLS, f"kills at lines, {name}", "kills", (f"lines,{name}",))
     yield Part(READERS, "readers", "readers", (str(10 if small else 60),))
     yield Part(CROWD, "crowd", "crowds", (str(24 if small else 210),))
     if (ROOT / "tests" / "support" / "rewriting.py").exists():
         yield Part(REWRITES, "rewrites", "rewriting")
     if (ROOT / "tests" / "support" / "inboxes.py").exists():
         yield Part(INBOX, "inbox", "inboxes", ("40", "8") if small else ("1000", "100"))
+    yield Part(KILLS, "killed again, erase", "kills", (f"twice{2 if small else 20},erase",))
+    for name in ["report"] if small else ["erase", "calibrate", "report"]:
+        yield Part(KILLS, f"kills at lines, {name}", "kills", (f"lines,{name}",))
+    killed = [name for name in operations if name != "report"]
+    for name in killed[:2] if small else killed:
+        yield Part(KILLS, f"kills at random, {name}", "kills", (f"{3 if small else 5},{name}",))
 
 
 def attack(part: Part, library: Path | None) -> Tally:

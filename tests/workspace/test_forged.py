@@ -17,6 +17,7 @@ from ssse.workspace.record import transaction as transactions
 from ssse.workspace.record.entry import Entry
 from ssse.workspace.record.ledger import Ledger
 from ssse.workspace.record.transaction import Transaction
+from ssse.workspace.results import Verification
 from ssse.workspace.workspace import Workspace
 from tests.support import keyed
 from tests.support.rewrites import forge, seal_anew
@@ -205,3 +206,48 @@ def test_what_the_workspace_needs_is_not_elsewhere(path, name):
         with pytest.raises(Damaged):
             Workspace(path).erase("r-2", ids=["s7"])
         assert snapshot(path.parent / "elsewhere") == there
+
+
+def serve(path: Path, target: str) -> None:
+    (path / "current").unlink()
+    (path / "current").symlink_to(target)
+
+
+def test_no_other_model_is_served_under_an_open_seal(path, original):
+    """A seal that says "interrupted" excuses what a kill leaves, and nothing else."""
+    (path / "states" / "evil").mkdir()
+    shutil.copyfile(path.parent / "w.safetensors", path / "states" / "evil" / "weights.safetensors")
+    for target in ("states/evil", "../victim", "states/000001", "states/000005"):
+        serve(path, target)
+        seal_anew(path, "erase")
+        found = Workspace(path).verify(keys=[original.public], anchor=path.parent / "heads.txt")
+        assert found.damages == [("current", "does not point to states/000004")], target
+        assert any("not the workspace's own" in note and "states/evil" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_the_state_before_is_served_only_as_its_entry_says(path, linked):
+    """Under its name the original weights would be found by nobody."""
+    state = path / "states" / "000002"
+    state.mkdir()
+    serve(path, "states/000002")
+    seal_anew(path, "erase")
+    weights = state / "weights.safetensors"
+    if linked:
+        weights.symlink_to(path.parent / "w.safetensors")  # the same bytes, elsewhere
+    else:
+        shutil.copyfile(path / "states" / "000004" / "weights.safetensors", weights)
+    assert ("states/000002/weights.safetensors", "is served, and is not as it was written") in verified(path).damages
+    weights.unlink()
+    shutil.copyfile(path.parent / "w.safetensors", weights)  # what a kill before the link was moved leaves
+    found = verified(path)
+    assert found.ok, found.damages
+    left = "are left of what was interrupted, and the next command removes them: states/000002/weights.safetensors."
+    assert any(left in note for note in found.notes)
+    assert Workspace(path).fit(again=True)
+    assert not state.exists()
+    assert Workspace(path).verify().ok
+
+
+def verified(path: Path) -> Verification:
+    return Workspace(path).verify()

@@ -16,7 +16,18 @@ from ssse.workspace.commands.vouching import Vouching, times_that_run_backwards
 from ssse.workspace.record import ledger as ledgers
 from ssse.workspace.record.configuration import CHANGES, recorded_settings
 from ssse.workspace.record.database import INDEX, JOURNAL, LOG
-from ssse.workspace.record.folder import MAKERS, PAGE, SAMPLES, Folder, open_to_others, state_name, summary
+from ssse.workspace.record.folder import (
+    MAKERS,
+    PAGE,
+    SAMPLES,
+    STATES,
+    TEMPORARY,
+    Folder,
+    model_file,
+    open_to_others,
+    state_name,
+    summary,
+)
 from ssse.workspace.record.heads import NAMES_KEY, Heads
 from ssse.workspace.record.holdings import holdings
 from ssse.workspace.record.ledger import Entry, Ledger
@@ -195,22 +206,53 @@ def _check_states(folder: Folder, entries: list[Entry], sealed: Iterable[str], f
         elif digest_file(path) != digest:
             findings.damage(name, "is not as it was written")
     findings.checked += expected
-    link = f"states/{state_name(current)}"
+    _check_link(folder, current, makers, findings)
+    known = {*expected, *sealed, SEAL, ledgers.FILE, toml.FILE, "current", LOG, INDEX}
+    known |= {PAGE} if findings.interrupted == "report" else set()  # about to be sealed
+    present = [path for path in folder.path.rglob("*") if path.is_symlink() or path.is_file()]
+    unknown = {path.relative_to(folder.path).as_posix() for path in present} - known
+    left = set[str]() if findings.interrupted is None else {name for name in unknown if _is_left(name, entries)}
+    _note_files(left, "are left of what was interrupted, and the next command removes them", findings)
+    _note_files(unknown - left, "are not the workspace's own and were not checked", findings)
+
+
+def _check_link(folder: Folder, current: Entry, makers: Sequence[Entry], findings: _Findings) -> None:
+    """Which model is served. A kill may leave the link at the state before the newest one, whole as its entry says."""
     if folder.current.exists() and not folder.current.is_symlink():
         findings.damage("current", "should be a link and is a copy")
-    elif findings.interrupted is None and (not folder.current.is_symlink() or os.readlink(folder.current) != link):
+        return
+    link, found = f"states/{state_name(current)}", os.readlink(folder.current) if folder.current.is_symlink() else None
+    before = None if findings.interrupted is None or len(makers) < 2 else makers[-2]
+    if found == link:
+        return
+    if before is None or found != f"states/{state_name(before)}":
         findings.damage("current", f"does not point to {link}")
-    known = {*expected, *sealed, SEAL, ledgers.FILE, toml.FILE, "current", LOG, INDEX}
-    _note_unknown_files(folder, known, findings)
+        return
+    made = before.details["files"]
+    name = f"{found}/{model_file(made)}"
+    if not Seal({name: made[model_file(made)]}).fits(folder.path, name):
+        findings.damage(name, "is served, and is not as it was written")
 
 
-def _note_unknown_files(folder: Folder, known: set[str], findings: _Findings) -> None:
-    """Files that nobody knows cannot be checked; after a kill there may be some that the next command removes."""
-    present = [path for path in folder.path.rglob("*") if path.is_symlink() or path.is_file()]
-    unknown = sorted({path.relative_to(folder.path).as_posix() for path in present} - known)
-    if unknown and findings.interrupted is None:
-        some = ", ".join(unknown[:3]) + (" …" if len(unknown) > 3 else "")
-        findings.notes.append(f"{len(unknown)} files are not the workspace's own and were not checked: {some}.")
+def _is_left(name: str, entries: Sequence[Entry]) -> bool:
+    """Whether a kill may have left it: temporary names, a state not yet entered, one that was about to be removed."""
+    top, _, rest = name.partition("/")
+    if not rest:
+        return top.startswith(TEMPORARY) or (top == SAMPLES and all(entry.kind != "fitted" for entry in entries))
+    state, _, file = rest.partition("/")
+    following = f"{len(entries) + 1:06d}"
+    if top != STATES or not file:
+        return False
+    if state in (following, f".{following}"):
+        return True
+    made = entries[int(state) - 1] if state.isdecimal() and 1 <= int(state) <= len(entries) else None
+    return made is not None and made.kind in MAKERS and state == state_name(made) and file in made.details["files"]
+
+
+def _note_files(names: set[str], what: str, findings: _Findings) -> None:
+    if names:
+        some = ", ".join(sorted(names)[:3]) + (" …" if len(names) > 3 else "")
+        findings.notes.append(f"{len(names)} files {what}: {some}.")
 
 
 def _note_modes(folder: Folder, findings: _Findings) -> None:
