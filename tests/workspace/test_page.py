@@ -439,7 +439,7 @@ def entry(seq: int, kind: str, request: str | None = None, **details: Any) -> En
 
 
 def test_a_choice_of_the_scale_that_a_fit_has_dropped_is_not_said_to_be_in_force():
-    chosen = entry(3, "calibrated", scale=0.6123, method="line_search", reason="", curve=None)
+    chosen = entry(3, "calibrated", k=40, scale=0.6123, method="line_search", reason="", curve=None)
     fits = [entry(2, "fitted", n=40, d=3, structure="dense", rows="expected")]
     stands = text_of(render([*fits, chosen], name="shop", head="0" * 64))
     assert "ε, scale 0.612" in stands

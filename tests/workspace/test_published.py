@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 from safetensors.torch import save_file
 
+from ssse.errors import Refused
+from ssse.verdict import Assessment
+from ssse.workspace.engines.torch import TorchEngine
 from ssse.workspace.record.ledger import Entry
 from ssse.workspace.record.published import PUBLIC, SECRET, bucket, exact, published, published_details
 from ssse.workspace.record.sentences import FIXED, without_numbers
@@ -141,9 +144,40 @@ def test_nor_of_a_choice_on_few(tmp_path):
     said = call(*words)[0] + call(*words, "--json")[0]
     entry = made.workspace.log().entries[-1]
     assert (entry.kind, entry.details["k"]) == ("calibrated", 3)
-    allowed = before + f" {entry.details['scale']:.2e} 0.5 1.0 2.0 0.01"
-    assert told(said + outputs(made.path), measured(entry), allowed) == set()
-    assert published(entry)["details"]["curve"] is None
+    shown = published(entry)["details"]
+    assert (shown["curve"], shown["scale"]) == (None, bucket(entry.details["scale"]))
+    said += call("erase", made.path, "--request", "a", "--ids", "s6")[0]
+    used = made.workspace.log("a").entries[1].details
+    assert used["scale_source"]
+    assert used["scale"] == entry.details["scale"] != shown["scale"]
+    said += call("fit", made.path, "--again")[0]  # drops it
+    allowed = before + " 0.5 1.0 2.0 0.01"
+    assert told(said + outputs(made.path), [*measured(entry), entry.details["scale"]], allowed) == set()
+    assert f"ε up to {shown['scale']:g}" in said
+
+
+@pytest.mark.parametrize("engine", MAKE)
+def test_nor_of_a_fit_without_those_that_were_erased(tmp_path, engine):
+    """Who has all the data could leave out each sample in turn, and compare."""
+    made = MAKE[engine](tmp_path)
+    call("erase", made.path, "--request", "a", "--ids", "s3")
+    said = call("fit", made.path, "--again", "-v")[0]
+    kept = made.workspace.log().entries[-1].details
+    numbers = [kept.get(name) for name in ("mean_loss", "gradient_norm", "correction", "distance_bound")]
+    assert any(numbers)
+    assert told(said, numbers, "") == set()
+
+
+def test_nor_of_a_replay_that_is_refused(tmp_path, monkeypatch):
+    made = workspaces.make(tmp_path, erase__confirm="always")
+    made.workspace.erase("a", ids=["s3"])
+
+    def refused(*_: Any) -> None:
+        raise Refused(Assessment(reasons=("The largest leverage is 1.234.",), k=1, n=40, erased=0, policy="rebase"))
+
+    monkeypatch.setattr(TorchEngine, "erase", refused)
+    damages = made.workspace.verify(recompute="a").damages
+    assert [what for _, what in damages] == ["holds what no replay of 'a' gives: The largest leverage is …."]
 
 
 @pytest.mark.parametrize("engine", MAKE)

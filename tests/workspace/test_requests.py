@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import ssse
 from ssse.curvature import Curvature
 from ssse.workspace import settings as toml
+from ssse.workspace.record.published import bucket
 from ssse.workspace.workspace import Workspace
 from tests.support import commands, workspaces
 from tests.support.commands import OVERRIDES, call, call_error, call_json
@@ -255,7 +256,7 @@ def test_every_way_to_calibrate(tmp_path, method):
     stored = Curvature.load(made.path / "current" / "curvature").calibrated
     assert stored is not None
     assert stored.scale == made.workspace.log().entries[-1].details["scale"]
-    assert entry["details"]["scale"] == pytest.approx(stored.scale, rel=1e-2)
+    assert entry["details"]["scale"] == bucket(stored.scale)  # of 12 samples
     assert made.workspace.verify().ok
 
 

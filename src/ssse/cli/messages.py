@@ -57,6 +57,7 @@ def created(screen: Screen, workspace: Path, data: str, settings: Settings, seen
 
 
 def fitted(screen: Screen, workspace: Path, details: dict[str, Any]) -> None:
+    """`details`: as they may be shown. A loss over all that stays, of four digits, tells who is not among them."""
     sklearn = details["engine"] == "sklearn"
     screen.tell(
         facts(
@@ -64,7 +65,7 @@ def fitted(screen: Screen, workspace: Path, details: dict[str, Any]) -> None:
             left_out=f"{counted(details['excluded'], 'erased sample')} still in the data"
             if details["excluded"]
             else None,
-            dropped=f"ε = {details['dropped']:.4g}, which was calibrated before: calibrate anew, or it is 1"
+            dropped=f"ε up to {details['dropped']:.4g}, which was calibrated before: calibrate anew, or it is 1"
             if details["dropped"]
             else None,
             next=f"ssse erase {workspace} --request ID --forget FILE",
@@ -77,8 +78,8 @@ def _module_fitted(details: dict[str, Any]) -> dict[str, Any]:
     return {
         "curvature": f"{details['structure']}, {details['rows']} rows; λ = {details['damping']:.3g}, "
         f"w = {details['weight_decay']:.3g}",
-        "mean_loss": f"{details['mean_loss']:.4g}",
-        "‖∇L(θ*)‖": None if norm is None else f"{norm:.3g} (0 = trained to the end)",
+        "mean_loss": f"up to {details['mean_loss']:.4g}",
+        "‖∇L(θ*)‖": None if norm is None else f"up to {norm:.3g} (0 = trained to the end)",
     }
 
 
@@ -87,7 +88,7 @@ def _estimator_fitted(details: dict[str, Any]) -> dict[str, Any]:
     proved = "" if bound is None or details["exact"] else f"; proved: at most {bound:.2g}"
     return {
         "curvature": f"sums over the samples; loss {details['loss']}",
-        "from_its_minimum": None if away is None else f"{away:.2g} of ‖θ‖ (0 = trained to the end){proved}",
+        "from_its_minimum": None if away is None else f"up to {away:.2g} of ‖θ‖ (0 = trained to the end){proved}",
     }
 
 
@@ -136,7 +137,7 @@ def erased(
     screen: Screen, workspace: Path, request: str, details: dict[str, Any], waiting: Sequence[str], dry_run: bool
 ) -> None:
     """`waiting`: requests that wait for confirmation, this one among them if it does."""
-    from ssse.workspace.record.describe import distance_from_refit
+    from ssse.workspace.record.describe import distance_from_refit, scale
 
     seen = details["diagnostics"]
     done = "Would erase" if dry_run else "Erased"
@@ -150,7 +151,7 @@ def erased(
     sklearn, leverage = details["engine"] == "sklearn", seen.get("leverage_max")
     screen.tell(
         facts(
-            ε=None if sklearn else f"{details['scale']:.4g}, λ = {details['damping']:.3g}",
+            ε=None if sklearn else f"{scale(details)}, λ = {details['damping']:.3g}",
             step=None if moved is None else f"up to {moved:.3g} of ‖θ‖",
             distance_from_a_refit=distance_from_refit(details) if sklearn else None,
             loss_on_them=None if None in losses else f"up to {losses[0]:.3g} → up to {losses[1]:.3g}",

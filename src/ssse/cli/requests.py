@@ -179,8 +179,11 @@ def fit(
     with failures_in_one_line(STOPPED, as_json), screen.alone():
         options = given(settings, fit__damping=damping, fit__rows=rows, fit__structure=structure)
         fitted = open_workspace(workspace, screen, no_wait).fit(options, again=again, when_needed=when_needed)
-        details = fitted.entry.details
-        screen.result(fitted.to_dict())
+        shown = fitted.to_dict()
+        details = shown["entry"]["details"]
+        screen.result(shown)
+        if fitted.now and not (again or when_needed):  # no request yet, of whose samples a number could tell
+            details |= {name: fitted.entry.details[name] for name in ("doubts", "notes")}
         for doubt in details.get("doubts", ()) if fitted.now else ():
             screen.warn(as_settings(doubt))
         if not fitted.now and when_needed:
@@ -225,13 +228,15 @@ def calibrate(
             calibrate__scales=numbers(scales, "--scales"),
             calibrate__dampings=numbers(dampings, "--dampings"),
         )
+        from ssse.workspace.record.describe import epsilon
+
         calibrated = open_workspace(workspace, screen, no_wait).calibrate(
             forget=only(forget), ids=listed(ids), retrained=retrained, held_out=held_out, options=options
         )
         shown = calibrated.to_dict()
         details = shown["entry"]["details"]
         screen.result(shown)
-        screen.headline(f"ε = {details['scale']:.4g}, λ = {details['damping']:.3g}; stored with the curvature.")
+        screen.headline(f"{epsilon(details)}, λ = {details['damping']:.3g}; stored with the curvature.")
         screen.tell(facts(by=details["method"], because=details["reason"], samples=details["k"]))
         if calibrated.entry.details["replaces"]:
             screen.tell("It replaces the ε that was chosen before.")

@@ -24,6 +24,7 @@ from ssse.workspace.record.holdings import holdings
 from ssse.workspace.record.ledger import Entry, Ledger, digest_of_samples
 from ssse.workspace.record.lock import locked
 from ssse.workspace.record.membership import Membership, places_among
+from ssse.workspace.record.sentences import without_numbers
 from ssse.workspace.results import Recomputed, Verification
 from ssse.workspace.settings import Settings
 
@@ -62,7 +63,8 @@ def recompute(
         try:
             made = engine.erase(checked, curvature, Asked(source, places, data, None, BOUNDS)).model
         except Refused as error:
-            return _damaged(verification, name, f"holds what no replay of '{request}' gives: {error.reason}")
+            why = without_numbers(error.reason)  # they are of its samples
+            return _damaged(verification, name, f"holds what no replay of '{request}' gives: {why}")
         found = engine.read(folder.path / name)
         same, distance = engine.compare(engine.read_state(folder.state(before), before.details["files"]), made, found)
     seen = replace(verification, recomputed=Recomputed(request, same, distance))

@@ -11,7 +11,7 @@ from ssse.rendering.numbers import NOTHING
 from ssse.workspace.page import figures, words
 from ssse.workspace.page.story import Entry, Story
 from ssse.workspace.record import describe
-from ssse.workspace.record.published import enough
+from ssse.workspace.record.published import bucket, enough
 
 
 def evaluation(story: Story) -> dict[str, Any] | None:
@@ -92,7 +92,8 @@ def _earlier(entry: Entry) -> dict[str, Any]:
 
 def choice(story: Story) -> dict[str, Any]:
     """How ε came about, and whether the last erasure used it."""
-    used = story.erasures[-1].details("erased").get("scale") if story.erasures else None
+    erased = story.erasures[-1].details("erased") if story.erasures else {}
+    used = erased.get("scale")
     calibrated = story.last("calibrated")
     if calibrated is None:
         one = used is None or used == 1
@@ -105,11 +106,12 @@ def choice(story: Story) -> dict[str, Any]:
         drawn = figures.curve(scan, scale)
         heat = figures.over_dampings(details, scan)
         drawn += [heat] if heat is not None else []
+    chosen = bucket(scale) if erased.get("scale_up_to") else scale
     before = bool(story.erasures) and story.erasures[-1].entries["erased"]["seq"] < calibrated["seq"]
     return {
         "calibrated": True,
         "time": calibrated["time"],
-        "scale": describe.number(scale),
+        "epsilon": describe.epsilon(details),
         "damping": words.maybe(details.get("damping")),
         "method": details.get("method", "unknown"),
         "meaning": words.METHODS.get(str(details.get("method")), ""),
@@ -118,7 +120,7 @@ def choice(story: Story) -> dict[str, Any]:
         "few": not enough(details.get("k")),
         "after_the_last": before and story.choice_dropped is None,
         "dropped": None if story.choice_dropped is None else story.choice_dropped["time"],
-        "other": words.maybe(used) if used is not None and used != scale and not before else None,
+        "other": words.maybe(used) if used not in (None, chosen) and not before else None,
         "drawings": figures.inlined(drawn),
         "times": len(story.all("calibrated")),
     }

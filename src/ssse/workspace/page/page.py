@@ -149,7 +149,7 @@ def _erasure_row(request: Request) -> dict[str, Any]:
         "id": request.id,
         "k": describe.whole(erased.get("k")),
         "n": describe.whole(erased.get("n")),
-        "scale": describe.number(erased.get("scale")),
+        "scale": describe.scale(erased),
         "damping": describe.number(erased.get("damping")),
         "loss": words.change(diagnostics.get("loss_before"), diagnostics.get("loss_after")),
         "largest": words.up_to(diagnostics.get("leverage_max")),
@@ -170,9 +170,9 @@ def _method(story: Story) -> list[tuple[str, str, str]]:
     known = story.known
     structure, rows = known("structure", "erased", "fitted"), known("rows", "erased", "fitted")
     policy, leave_out = known("policy", "erased"), known("leave_out", "erased")
-    scale, damping = known("scale", "erased"), known("damping", "erased", "calibrated", "fitted")
-    if scale is None and story.choice_dropped is None:
-        scale = known("scale", "calibrated")
+    scaled, damping = story.last("erased", having="scale"), known("damping", "erased", "calibrated", "fitted")
+    if scaled is None and story.choice_dropped is None:
+        scaled = story.last("calibrated", having="scale")
     n, d = known("n", "fitted"), known("d", "fitted")
     meaning_of_rows = words.ROWS_OF_ESTIMATOR if story.of_sklearn else words.ROWS.get(str(rows), "")
     lines = [
@@ -187,7 +187,7 @@ def _method(story: Story) -> list[tuple[str, str, str]]:
         ("λ, damping", words.maybe(damping), "keeps the step from going far where the data says little"),
         (
             "ε, scale",
-            None if story.of_sklearn else words.maybe(scale),
+            None if story.of_sklearn or scaled is None else describe.scale(scaled["details"]),
             "how far the step goes; how it was chosen is said below",
         ),
         ("leave-out", None if leave_out is None else describe.setting(leave_out), words.LEAVE_OUT[bool(leave_out)]),

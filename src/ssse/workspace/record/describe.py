@@ -47,6 +47,16 @@ def number(value: float | int | None) -> str:
     return f"{value:.4g}".replace("-", "−")
 
 
+def scale(details: Details) -> str:
+    """ε, which is rounded up where it was measured on few samples."""
+    return f"{'up to ' if details.get('scale_up_to') else ''}{number(details.get('scale'))}"
+
+
+def epsilon(details: Details) -> str:
+    """ "ε = 1.5", "ε up to 2"."""
+    return f"ε {'' if details.get('scale_up_to') else '= '}{scale(details)}"
+
+
 def digest(text: str | None) -> str:
     return NOTHING if not text else text[:SHORT]
 
@@ -130,7 +140,7 @@ def _by_itself(d: Details) -> str:
 
 
 def _calibrated(d: Details) -> str:
-    return f"ε = {number(d.get('scale'))}, λ = {number(d.get('damping'))}, by {d.get('method', 'unknown')}"
+    return f"{epsilon(d)}, λ = {number(d.get('damping'))}, by {d.get('method', 'unknown')}"
 
 
 def _received(d: Details) -> str:
@@ -141,7 +151,7 @@ def _received(d: Details) -> str:
 def _erased(d: Details) -> str:
     before, after = d.get("before") or {}, d.get("after") or {}
     sklearn = d["engine"] == "sklearn"
-    how = f"distance from a refit: {distance_from_refit(d)}" if sklearn else f"ε = {number(d.get('scale'))}"
+    how = f"distance from a refit: {distance_from_refit(d)}" if sklearn else epsilon(d)
     step = f"{whole(d.get('k'))} of {count(d.get('n'), 'sample')}, {how}; verdict {d.get('verdict', 'unknown')}"
     step += f", overriding {', '.join(d['overridden'])}" if d.get("overridden") else ""
     step += ", held until confirmed" if d.get("held") else ""

@@ -89,6 +89,13 @@ def _model_files(value: Any) -> Any:
     return {name: digest for name, digest in (value or {}).items() if not name.startswith("curvature/")}
 
 
+def _replaced(value: Any) -> Any:
+    """An ε from before, which may have been measured on few samples."""
+    if not isinstance(value, Mapping):
+        return bucket(value)
+    return {**value, "scale": bucket(value.get("scale")), "source": _sentence(value.get("source"))}
+
+
 def _percent(value: float | None) -> float | None:
     return None if value is None else round(value, 2)
 
@@ -104,7 +111,7 @@ _STATE = {**_each("before", "after", by=_weights), **_each("files", by=_model_fi
 _HOW = _each("structure", "rows", "rows_per_batch", "blocks", "loss", "seed")
 _COARSE = _digits(2)
 _COUNTED = _digits(4)
-_CHOSEN = _digits(3)  # ε and λ: set by somebody, or chosen on samples
+_CHOSEN = _digits(3)  # λ; ε that was set by somebody, or chosen on enough samples
 
 LISTED: dict[str, dict[str, Rule]] = {
     "created": {**_each("engine", "model", "settings", "versions", "public_key"), **_STATE},
@@ -114,8 +121,9 @@ LISTED: dict[str, dict[str, Rule]] = {
         **_each("engine", "holds", "n", "d", "parameters", "weight_decay", "plan", "model", "options", "exact"),
         **_each("samples", "excluded", "versions", "because", "after_requests"),
         **_HOW,
-        **_each("damping", "dropped", "kept", by=_CHOSEN),
+        **_each("damping", by=_CHOSEN),
         **_each("seconds", by=_COARSE),
+        **_each("dropped", "kept", by=bucket),  # ε that were measured, perhaps on few samples
         # Over all samples that stay: who has them all could leave out each in turn and compare.
         **_each("mean_loss", "gradient_norm", "correction", "distance_bound", by=bucket),
         **_each("notes", "doubts", by=_sentences),
@@ -124,7 +132,8 @@ LISTED: dict[str, dict[str, Rule]] = {
     "calibrated": {
         **_each("method", "k", "options", "versions", "weight_decay"),
         **_HOW,
-        **_each("scale", "damping", "replaces", by=_CHOSEN),
+        **_each("scale", "damping", by=_CHOSEN),
+        **_each("replaces", by=_replaced),
         **_each("reason", by=_sentence),
         **_STATE,
     },
@@ -190,9 +199,14 @@ def _erased(known: Details) -> dict[str, Any]:
         bound = known.get("distance_bound")
         made |= {"proved": bound is not None}
         made |= {"distance_bound": bucket(bound)} if enough(known.get("k")) else {}
-    elif "scale" in known:
-        made["scale"] = _CHOSEN(known["scale"])
+    elif "scale" in known:  # the entry does not say on how many samples it was measured
+        made |= {"scale": _CHOSEN(known["scale"])} if known.get("scale_source") is None else _up_to(known["scale"])
     return made
+
+
+def _up_to(scale: Any) -> dict[str, Any]:
+    """An ε of three digits, measured on one sample, tells on which."""
+    return {"scale": bucket(scale), "scale_up_to": True}
 
 
 def published_reason(reason: str, measured: bool) -> str:
@@ -209,7 +223,7 @@ def _refused(known: Details) -> dict[str, Any]:
 
 def _calibrated(known: Details) -> dict[str, Any]:
     if not enough(known.get("k")):
-        return {"curve": None}
+        return {"curve": None, **_up_to(known.get("scale"))}
     return {key: rule(known[key]) for key, rule in _CURVE.items() if key in known}
 
 
