@@ -7,6 +7,7 @@ has answered two requests or more; `earlier` is a copy of its folder from before
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
@@ -58,8 +59,11 @@ def forge(path: Path, *statements: str, triggers: bool = True) -> None:
 
 
 def read(path: Path) -> list[Entry]:
-    with Ledger.read(path / ledgers.FILE) as ledger:
-        return list(ledger.entries())
+    """Also those that do not match their hashes, which Ledger does not read."""
+    with closing(sqlite3.connect(path / ledgers.FILE)) as connection:
+        query = "SELECT seq, time, kind, request, details, previous, hash FROM entries ORDER BY seq"
+        rows = connection.execute(query).fetchall()
+    return [Entry(seq, time, kind, request, json.loads(d), *ends) for seq, time, kind, request, d, *ends in rows]
 
 
 def rebuild(path: Path, change: Change = list, key: PrivateKey | None = None) -> None:

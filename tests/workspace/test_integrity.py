@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import shutil
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +14,12 @@ from typer.testing import CliRunner
 from ssse.cli.app import app
 from ssse.errors import Damaged, InvalidSetting, SSSEError
 from ssse.workspace.record import transaction as transactions
-from ssse.workspace.record.entry import FIRST, Entry, canonical
+from ssse.workspace.record.entry import FIRST, canonical
 from ssse.workspace.record.seal import Seal, seal_files
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
 from tests.support.kills import KEPT, report
-from tests.support.rewrites import forge, rebuild, seal_anew, shifted
+from tests.support.rewrites import forge, read, rebuild, seal_anew, shifted
 
 STATE, OLD = "states/000004", "states/000002"  # fitted is entry 2, erased entry 4
 PARTS = ("curvature/manifest.json", "curvature/part-00000.safetensors", "weights.safetensors")
@@ -234,10 +231,7 @@ def test_edited_settings_are_named_until_a_command_takes_them_over(path):
 
 def rehash(path: Path, *, first: int, last: int | None = None) -> None:
     """New hashes for some entries, or for all from one on."""
-    with closing(sqlite3.connect(path / "ledger.sqlite")) as connection:  # Ledger reads none without its hash
-        query = "SELECT seq, time, kind, request, details, previous, hash FROM entries ORDER BY seq"
-        rows = connection.execute(query).fetchall()
-    entries = [Entry(seq, time, kind, request, json.loads(d), *ends) for seq, time, kind, request, d, *ends in rows]
+    entries = read(path)
     statements, previous = [], FIRST
     for entry in entries:
         if first <= entry.seq <= (last or len(entries)):
