@@ -344,3 +344,9 @@ def test_data_is_never_executed(made, name):
         call_error("evaluate", made.path, "--test", data)
     assert not proof.exists()
     assert snapshot(made.path) == before
+
+
+def test_a_folder_is_no_page(tmp_path):
+    made = workspaces.make(tmp_path / "home", fit=False)
+    for output in ("/", ".", tmp_path):
+        assert "is a folder" in call_error("report", made.path, "--output", output)

@@ -33,6 +33,8 @@ def report(
     folder.check()
     if output is not None and output.resolve().is_relative_to(folder.path.resolve()):
         raise InvalidSetting("--output is for a page elsewhere; without it the page goes into the workspace.")
+    if output is not None and output.is_dir():
+        raise InvalidSetting(f"--output names a file for the page, and '{output}' is a folder.")
     verification = verify(folder, wait=wait, waiting=waiting)
     # Settings that were edited are no damage here: begin() writes them into the ledger.
     damages = "; ".join(f"{name} {what}" for name, what in verification.damages if name != toml.FILE)

@@ -120,6 +120,8 @@ def in_words(path: Path) -> Iterator[None]:
         # Of a text that it cannot read SQLite shows a part, and no part of the ledger goes to a terminal.
         what = str(error).partition(" with text ")[0]
         raise BrokenArtefact(f"'{path}' is damaged: {what}.") from error
+    except UnicodeDecodeError as error:  # so does what SQLite itself says of names that are no text
+        raise BrokenArtefact(f"'{path}' is damaged: it holds names that are no UTF-8.") from error
 
 
 def _of_the_disk(error: sqlite3.Error) -> bool:
