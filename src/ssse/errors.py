@@ -37,7 +37,7 @@ class InvalidRequest(InvalidData, InvalidSetting):
 
     def __init__(self, message: str, answer: str | None = None):
         super().__init__(message)
-        self.answer = message if answer is None else answer
+        self.answer: str = message if answer is None else answer
 
 
 class DoesNotFit(SSSEError, MemoryError):

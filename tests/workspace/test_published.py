@@ -273,7 +273,7 @@ def test_secrets_are_never_shown_and_details_stay_exact(tmp_path):
         ),
         ("'layers.0.weight' moves by −3.5", "'layers.0.weight' moves by …"),
         ("of (1/n) Σ loss + (w/2)‖θ‖², by 3", "of (1/n) Σ loss + (w/2)‖θ‖², by …"),
-        ("The scale is 1.1: the Newton step is at 1.", "The scale is 1.1: the Newton step is at 1."),
+        ("The scale is 1.1: the Newton step is at 1.", "The scale is …: the Newton step is at 1."),
         ("by .5 and 3/4 and 1.2.3", "by … and …/… and …"),
     ],
 )

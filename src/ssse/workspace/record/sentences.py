@@ -23,7 +23,6 @@ KNOWN = (
     rf"weight_decay={_NUMBER}",
     rf"by its gradient rather with {_NUMBER}",
     rf"the damping is {_NUMBER}",
-    rf"The scale is {_NUMBER}",
     rf"The request takes {_NUMBER}% of the {_NUMBER} samples that the curvature stands for, more than the {_NUMBER}%",
     rf"{_NUMBER}% of the training data is forgotten by now",
 )
