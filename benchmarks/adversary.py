@@ -4,7 +4,8 @@ python benchmarks/adversary.py            about twenty minutes on two cores
 python benchmarks/adversary.py --small    some of each, a few minutes
 
 Every part is a process of tests/support/, two at a time. Their counts go to results/adversary.json and into the table
-of docs/requests.md. Stopped and started again, it goes on with the parts that are not done (--anew: from the start).
+of docs/requests.md. Stopped and started again, it goes on with the parts that are not done, and after a harm with those that saw one
+(--anew: from the start).
 """
 
 from __future__ import annotations
@@ -131,7 +132,8 @@ def counted(part: Part, found: dict[str, Any]) -> Tally:
 def main(small: bool, anew: bool) -> None:
     report = Report(NAME, "The workspace under attack")
     before = {} if anew or not STATE.exists() else json.loads(STATE.read_text())
-    done = {name: Tally.from_dict(plain) for name, plain in before.get("parts", {}).items()}
+    found = {name: Tally.from_dict(plain) for name, plain in before.get("parts", {}).items()}
+    done = {name: tally for name, tally in found.items() if tally.unharmed}  # the others are tried once more
     if before.get("small") != small:
         done = {}
     seconds = before.get("seconds", 0.0) if done else 0.0
@@ -154,7 +156,8 @@ def main(small: bool, anew: bool) -> None:
             raise
     report.began -= seconds
     finish(report, {part.name: part.group for part in parts(small)}, done, small)
-    STATE.unlink(missing_ok=True)
+    if all(tally.unharmed for tally in done.values()):
+        STATE.unlink(missing_ok=True)
 
 
 def keep(small: bool, seconds: float, done: dict[str, Tally]) -> None:
