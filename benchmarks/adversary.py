@@ -4,8 +4,8 @@ python benchmarks/adversary.py            about twenty minutes on two cores
 python benchmarks/adversary.py --small    some of each, a few minutes
 
 Every part is a process of tests/support/, two at a time. Their counts go to results/adversary.json and into the table
-of docs/requests.md. Stopped and started again, it goes on with the parts that are not done, and after a harm with those that saw one
-(--anew: from the start).
+of docs/requests.md. Stopped and started again, it goes on with the parts that are not done, and after a harm with those
+that saw one (--anew: from the start).
 """
 
 from __future__ import annotations
