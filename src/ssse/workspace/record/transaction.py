@@ -89,6 +89,7 @@ def open_transaction(
                     transaction.finish()
                 else:
                     folder.check_target(transaction.current)
+                    read_holdings(ledger)  # the entries that tidying up goes by are whole, before anything is written
                 yield transaction
         except BaseException as error:
             if transaction is not None:
