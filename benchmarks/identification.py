@@ -36,20 +36,23 @@ from ssse.workspace.record.published import PUBLIC
 from ssse.workspace.workspace import Workspace
 
 datasets: Any = sklearn_datasets
-REQUESTS, CANDIDATES = 400, 1000
-SEVERAL, OF_SEVERAL = (PUBLIC, 50), 60  # samples of a request; how many such requests
+REQUESTS, CANDIDATES = 200, 1000
+OTHERS = 200  # people who are neither
+SEVERAL, OF_SEVERAL = (PUBLIC, 50), 40  # samples of a request; how many such requests
 AMONG = (1, 10, 100)  # the best-ranked
 PUBLISHED, EXACT = "what is published", "the ledger, exact"
 
 
 @dataclass(frozen=True)
 class Data:
-    """What the model was trained on, and people of the same kind whom it never saw: all candidates but those meant."""
+    """What the model was trained on, and people of the same kind whom it never saw: all candidates but those meant;
+    and others, whom the attacker knows besides."""
 
     x: np.ndarray
     y: np.ndarray
     unseen_x: np.ndarray
     unseen_y: np.ndarray
+    others_x: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ def main(requests: int, candidates: int) -> None:
         for subject, single, several in pool.map(partial(examined, requests, candidates), MODELS):
             for name, answer in single.items():
                 rows.append((subject, name, *scores(answer), "; ".join(dict.fromkeys(answer.by))))
-                targets(report, f"{subject}, {name}", answer, candidates, exact=name == EXACT)
+                if name in (PUBLISHED, EXACT):
+                    targets(report, f"{subject}, {name}", answer, candidates, exact=name == EXACT)
             for (k, name), answer in several.items():
                 share, chance = float(np.mean(answer.share)), k / candidates
                 shares.append((subject, name, k, share, chance, share / chance))
@@ -94,8 +98,8 @@ def main(requests: int, candidates: int) -> None:
     report.notes.append(
         f"Chance: {chance}, mean rank {(candidates + 1) / 2:g}. What to look at is learnt on half of the requests, and "
         "the other half is attacked by it; then the other way round. Ties count as half. The model was trained "
-        f"on {1797 - candidates} digits, of which those of a request are drawn at random; the other candidates are "
-        "digits that it never saw."
+        f"on {1797 - candidates - OTHERS} digits, of which those of a request are drawn at random; the other "
+        "candidates are digits that it never saw."
     )
     report.finish()
 
@@ -151,7 +155,9 @@ def answered(subject: Subject, requests: Sequence[Sequence[int]]) -> Iterator[tu
         page = workspace.report(trial.with_name("page.html")).page.read_text(encoding="utf-8")
         log = workspace.log("case")
         weights = served(trial)
-        unseen = unseen or Candidates.under(subject.data.unseen_x, subject.data.unseen_y, weights, subject.damping)
+        unseen = unseen or Candidates.under(
+            subject.data.unseen_x, subject.data.unseen_y, subject.data.others_x, weights, subject.damping
+        )
         candidates = unseen.joined_by(subject.data.x[places], subject.data.y[places])
         members = np.arange(len(candidates.y) - len(places), len(candidates.y))
         shown = {"page": text_of(page), "erase": erased.to_dict(), "log": log.to_dict()}
@@ -186,8 +192,8 @@ def served(path: Path) -> np.ndarray:
 def digits(candidates: int) -> Data:
     x, y = datasets.load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(x))
-    unseen, trained = order[:candidates], order[candidates:]
-    return Data(x[trained] / 16, y[trained], x[unseen] / 16, y[unseen])
+    unseen, others, trained = np.split(order, [candidates, candidates + OTHERS])
+    return Data(x[trained] / 16, y[trained], x[unseen] / 16, y[unseen], x[others] / 16)
 
 
 def drawn(subject: Subject, requests: int, k: int) -> list[list[int]]:

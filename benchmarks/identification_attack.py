@@ -78,10 +78,14 @@ class Candidates:
     held: np.ndarray
 
     @classmethod
-    def under(cls, x: np.ndarray, y: np.ndarray, weights: np.ndarray, damping: float) -> Candidates:
-        """Weights (c, p + 1) of a softmax regression, the intercept last; `damping` on the curvature's diagonal."""
-        x = np.column_stack([x, np.ones(len(x))])
-        inverse = np.linalg.inv(_curvature(x, _softmax(x @ weights.T)) + damping * np.eye(weights.size))
+    def under(cls, x: np.ndarray, y: np.ndarray, others: np.ndarray, weights: np.ndarray, damping: float) -> Candidates:
+        """Weights (c, p + 1) of a softmax regression, the intercept last; `damping` on the curvature's diagonal.
+
+        `others`: people who are no candidates, of whom the curvature is: it knows no candidate better than another.
+        """
+        x, others = (np.column_stack([one, np.ones(len(one))]) for one in (x, others))
+        whole = _curvature(others, _softmax(others @ weights.T)) * (len(x) / len(others))
+        inverse = np.linalg.inv(whole + damping * np.eye(weights.size))
         return cls(x, y, inverse, _held(x, inverse, len(weights)))
 
     def joined_by(self, x: np.ndarray, y: np.ndarray) -> Candidates:
