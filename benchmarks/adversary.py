@@ -1,6 +1,6 @@
 """Somebody with write access and bad intentions: kills, failing disks, edits, fuzzed inputs, crowds, code in data.
 
-python benchmarks/adversary.py            about twenty minutes on two cores
+python benchmarks/adversary.py            about forty minutes on two busy cores
 python benchmarks/adversary.py --small    some of each, a few minutes
 
 Every part is a process of tests/support/, two at a time. Their counts go to results/adversary.json and into the table
