@@ -70,7 +70,7 @@ def test_parameter_distances_refuse():
         metrics.normalized_parameter_distance(deep, flat, flat)
     with refused(InvalidModel, "they have 2 and 3 numbers"):
         metrics.remaining_distance(torch.zeros(2), torch.zeros(3), torch.zeros(3))
-    with refused(InvalidModel, "NaN or infinite"):
+    with refused(InvalidModel, "NaN, infinite or beyond all measure"):
         metrics.remaining_distance(torch.zeros(2), torch.zeros(2), torch.tensor([0.0, NAN]))
     with refused(InvalidModel, "no parameters"):
         metrics.normalized_parameter_distance(nn.ReLU(), nn.ReLU(), nn.ReLU())
