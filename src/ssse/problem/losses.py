@@ -3,7 +3,8 @@
 Everything the curvature needs of a loss happens in output space, sample by sample:
 
     gradient   u = ∂ℓ/∂z                             shape (n, c)
-    factor     V with VᵀV = ∂²ℓ/∂z²                  shape (n, r, c)
+    cores      V with VᵀV = ∂²ℓ/∂z²                  in as few numbers as the loss needs
+    factor     the same as a tensor                  shape (n, r, c)
     sampled    ∂ℓ/∂z at a label drawn from the model  shape (n, c)
     margin     φ and ∂φ/∂z where ℓ = Σ log(1 + e^−φ)  shapes (n, r) and (n, r, c)
 
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from torch.func import grad, hessian, vmap
 
 from ssse.errors import InvalidData, InvalidSetting
+from ssse.problem.cores import Cores, DenseCores, DiagonalCores, SoftmaxCores
 from ssse.system.digests import digest_bytes
 
 LossLike = str | Callable[[Tensor, Tensor], Tensor]
@@ -67,6 +69,13 @@ class Loss(ABC):
     @abstractmethod
     def factor(self, z: Tensor, y: Tensor) -> Tensor: ...
 
+    def cores(self, z: Tensor, y: Tensor) -> Cores:
+        return DenseCores(self.factor(z, y))
+
+    def core_numbers(self, outputs: int) -> int:
+        """That `cores` of one sample are kept in."""
+        return outputs**2
+
     @abstractmethod
     def sampled(self, z: Tensor, uniform: Tensor) -> Tensor:
         """∂ℓ/∂z at labels drawn from the model with the given uniform numbers, shape (n, c)."""
@@ -108,9 +117,13 @@ class CrossEntropy(Loss):
         return z.softmax(1) - F.one_hot(y.long(), z.shape[1]).to(z.dtype)
 
     def factor(self, z: Tensor, y: Tensor) -> Tensor:
-        p = z.softmax(1)
-        identity = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
-        return p.sqrt()[:, :, None] * (identity - p[:, None, :])  # √p_r (e_r − p)
+        return self.cores(z, y).dense()
+
+    def cores(self, z: Tensor, y: Tensor) -> Cores:
+        return SoftmaxCores(z.softmax(1))
+
+    def core_numbers(self, outputs: int) -> int:
+        return outputs
 
     def sampled(self, z: Tensor, uniform: Tensor) -> Tensor:
         p = z.softmax(1)
@@ -152,7 +165,13 @@ class BinaryCrossEntropy(Loss):
         return z.sigmoid() - _like(z, y)
 
     def factor(self, z: Tensor, y: Tensor) -> Tensor:
-        return torch.diag_embed((z.sigmoid() * (-z).sigmoid()).sqrt())
+        return self.cores(z, y).dense()
+
+    def cores(self, z: Tensor, y: Tensor) -> Cores:
+        return DiagonalCores((z.sigmoid() * (-z).sigmoid()).sqrt())
+
+    def core_numbers(self, outputs: int) -> int:
+        return outputs
 
     def sampled(self, z: Tensor, uniform: Tensor) -> Tensor:
         p = z.sigmoid()
@@ -185,8 +204,13 @@ class SquaredError(Loss):
         return z - _like(z, y)
 
     def factor(self, z: Tensor, y: Tensor) -> Tensor:
-        identity = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
-        return identity.expand(len(z), -1, -1)
+        return self.cores(z, y).dense()
+
+    def cores(self, z: Tensor, y: Tensor) -> Cores:
+        return DiagonalCores(torch.ones_like(z))
+
+    def core_numbers(self, outputs: int) -> int:
+        return outputs
 
     def sampled(self, z: Tensor, uniform: Tensor) -> Tensor:
         # z − y with y ~ N(z, 1): minus a standard normal, by its inverse distribution function.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ssse.errors import InvalidSetting
 from ssse.problem.batches import Batch, Inputs
+from ssse.problem.cores import Cores, DenseCores
 from ssse.problem.losses import Loss
 from ssse.problem.problem import Problem
 from ssse.problem.sample_digests import digest_samples
@@ -58,17 +59,23 @@ class RowKind:
             return loss.margins(outputs)
         return outputs if self.name == "expected" else 1
 
-    def cores(self, loss: Loss, z: Tensor, y: Tensor, x: Inputs) -> Tensor:
-        """Output-space vectors, shape (n, r, c)."""
-        if self.name == "empirical":
-            return loss.gradient(z, y).unsqueeze(1)
+    def core_numbers(self, loss: Loss, outputs: int) -> int:
+        """That the cores of one sample are kept in."""
         if self.name == "expected":
-            return loss.factor(z, y)
+            return loss.core_numbers(outputs)
+        return self.rows_per_sample(loss, outputs) * outputs
+
+    def cores(self, loss: Loss, z: Tensor, y: Tensor, x: Inputs) -> Cores:
+        """Output-space vectors, r of them a sample."""
+        if self.name == "expected":
+            return loss.cores(z, y)
+        if self.name == "empirical":
+            return DenseCores(loss.gradient(z, y).unsqueeze(1))
         if self.name == "margin":
             phi, direction = loss.margin(z, y)
-            return margin_weights(phi).unsqueeze(2) * direction
+            return DenseCores(margin_weights(phi).unsqueeze(2) * direction)
         uniform = torch.from_numpy(uniforms_of_samples(x, z.shape[1], self.seed)).to(z)
-        return loss.sampled(z, uniform).unsqueeze(1)
+        return DenseCores(loss.sampled(z, uniform).unsqueeze(1))
 
 
 def margin_weights(phi: Tensor) -> Tensor:
@@ -98,12 +105,12 @@ def measure(problem: Problem, kind: RowKind, batch: Batch) -> Measured:
     if kind.name == "empirical":
         slope = rows
     else:
-        slope = _make_rows(problem, x, features, problem.loss.gradient(z, y).unsqueeze(1))
+        slope = _make_rows(problem, x, features, DenseCores(problem.loss.gradient(z, y).unsqueeze(1)))
     gradient = slope.transposed_times(z.new_ones(len(y)))
     scores = None
     if isinstance(rows, LinearRows):
         energy = rows.times(problem.theta()).square().sum(dtype=torch.float64)
-        scores = ScoreSums(float(cores.square().sum(dtype=torch.float64)), float(energy))
+        scores = ScoreSums(cores.mass, float(energy))
     return Measured(rows, total, gradient, len(y), scores)
 
 
@@ -144,9 +151,9 @@ def _margins(problem: Problem, x: Inputs, y: Tensor) -> tuple[ExplicitRows, Tens
     return ExplicitRows(slopes.values.mul_(margin_weights(phi).unsqueeze(1))), z, gradient
 
 
-def _make_rows(problem: Problem, x: Inputs, features: Tensor | None, cores: Tensor) -> LinearRows | NetworkRows:
+def _make_rows(problem: Problem, x: Inputs, features: Tensor | None, cores: Cores) -> LinearRows | NetworkRows:
     if problem.linear is None or features is None:
-        return NetworkRows(problem, x, cores)
+        return NetworkRows(problem, x, cores.dense())
     if problem.linear.bias:
         features = torch.cat([features, features.new_ones(len(features), 1)], dim=1)
     return LinearRows(features, cores, problem.linear)
