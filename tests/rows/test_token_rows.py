@@ -13,6 +13,7 @@ import ssse
 from ssse.problem.batches import Batch
 from ssse.problem.problem import Problem
 from ssse.problem.token_losses import IGNORED, TOKEN_LOSSES
+from ssse.rows.autodiff import held
 from ssse.rows.cores import BlockCores
 from ssse.rows.kinds import RowKind, RowName, measure, measure_held
 from tests.support.sequences import language_model, padded, sequences
@@ -75,14 +76,14 @@ def test_products_without_forming_rows_are_those_with_them(name, kind):
     batch = sequences()
     problem = problem_of(name, batch)
     lazy = measure(problem, RowKind(kind), pair(batch)).rows
-    formed = lazy.explicit().matrix()
+    formed = held(lazy).matrix()
     generator = torch.Generator().manual_seed(1)
     v = torch.randn(lazy.dim, generator=generator, dtype=torch.float64)
     u = torch.randn(lazy.count, generator=generator, dtype=torch.float64)
     torch.testing.assert_close(lazy.times(v), formed @ v)
     torch.testing.assert_close(lazy.transposed_times(u), formed.T @ u)
-    held = measure_held(problem, RowKind(kind), pair(batch))[0].matrix()
-    torch.testing.assert_close(formed.T @ formed, held.T @ held)
+    kept = measure_held(problem, RowKind(kind), pair(batch))[0].matrix()
+    torch.testing.assert_close(formed.T @ formed, kept.T @ kept)
 
 
 def test_a_block_of_each_core_is_kept_and_not_its_zeros():
