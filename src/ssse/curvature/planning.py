@@ -15,6 +15,7 @@ from ssse.problem.batches import Batch
 from ssse.problem.losses import CrossEntropy, CustomLoss
 from ssse.problem.parameters import Block, BlockChoice, Layout, make_blocks
 from ssse.problem.problem import Problem
+from ssse.problem.token_losses import TokenLoss
 from ssse.rows.kinds import RowChoice, RowKind, RowName
 from ssse.system.memory import human_bytes
 
@@ -221,9 +222,11 @@ def _ways(task: Task) -> Iterator[tuple[RowName, Choice, BlockChoice]]:
     """Rows, structure and blocks, the most faithful first; never rows whose scale would have to be measured."""
     problem = task.problem
     if problem.linear is None:
-        yield "expected", Dense(), "one"
-        yield "expected", LowRank(), "one"
-        least: RowName = "margin" if isinstance(problem.loss, CrossEntropy) else "expected"
+        tokens = isinstance(problem.loss, TokenLoss)
+        if not tokens:
+            yield "expected", Dense(), "one"
+            yield "expected", LowRank(), "one"
+        least: RowName = "margin" if tokens or isinstance(problem.loss, CrossEntropy) else "expected"
         yield least, LowRank(), "one"
         yield least, Dense(), "one"
         for size in BLOCK_SIZES:

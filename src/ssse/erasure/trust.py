@@ -92,8 +92,8 @@ def trust_by_swing(swings: np.ndarray | None) -> Trust:
 def measure_swings(before: Problem, after: Problem, batches: list[Batch]) -> np.ndarray | None:
     """Of every sample of S, shape (k,); None where the loss is one that scores mean nothing to, or not known."""
     found = []
-    for x, _ in batches:
-        swing = before.loss.swing(after.forward(x)[0] - before.forward(x)[0])
+    for x, y in batches:
+        swing = before.loss.swing(after.forward(x)[0] - before.forward(x)[0], y)
         if swing is None:
             return None
         found.append(swing.cpu().double().numpy())

@@ -3,6 +3,7 @@
 from ssse.metrics.attacks import Attack, member_rate, reference_attack, threshold_attack
 from ssse.metrics.confusion import confusion_distance, normalized_confusion_distance
 from ssse.metrics.distance import normalized_parameter_distance, remaining_distance
+from ssse.metrics.exposure import Exposure, exposure
 from ssse.metrics.gaps import accuracy, divergences, mean_gap, tug_of_war
 from ssse.metrics.klom import Klom, klom
 from ssse.metrics.objective import Objective, objective
@@ -14,6 +15,7 @@ from ssse.metrics.ulira import ULira, u_lira
 __all__ = [
     "Attack",
     "AttributeAuc",
+    "Exposure",
     "Flagged",
     "Klom",
     "Objective",
@@ -25,6 +27,7 @@ __all__ = [
     "confidences",
     "confusion_distance",
     "divergences",
+    "exposure",
     "klom",
     "mean_gap",
     "member_rate",

@@ -4,6 +4,7 @@ A stack of r×c matrices, one a sample, in as few numbers as its form needs:
 
     DenseCores      any V, n×r×c numbers
     DiagonalCores   V = diag v: outputs that do not interact (logistic attributes, least squares), n×c numbers
+    BlockCores      row j has part j of the outputs alone (the scores of one token), n×c numbers
     SoftmaxCores    VᵀV = diag p − ppᵀ, n×c numbers: c² of them are never formed for a product
 """
 
@@ -38,6 +39,10 @@ class Cores(ABC):
     @abstractmethod
     def dense(self) -> Tensor:
         """V itself, (n, r, c)."""
+
+    def row(self, j: int) -> Tensor:
+        """Row j of every sample, (n, c)."""
+        return self.dense()[:, j]
 
     @abstractmethod
     def weights(self, a: int, b: int) -> Tensor | None:
@@ -186,6 +191,67 @@ class DiagonalCores(Cores):
 
     def _own(self) -> Tensor:
         return self.values[:, self.outputs]
+
+
+@dataclass(frozen=True)
+class BlockCores(Cores):
+    """The outputs are r parts of b numbers, and row j is zero outside part j: `values` (n, r, b).
+
+    A sequence of T tokens with a vocabulary of V has T rows. As dense cores (n, T, T·V) they would be T times as large
+    as the model's own outputs.
+    """
+
+    values: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        n, r, b = self.values.shape
+        return n, r, r * b
+
+    def times(self, z: Tensor) -> Tensor:
+        return (self.values.unsqueeze(3) * z.view(*self.values.shape, -1)).sum(2)
+
+    def transposed_times(self, u: Tensor) -> Tensor:
+        return (self.values.unsqueeze(3) * u.unsqueeze(2)).flatten(1, 2)
+
+    def dense(self) -> Tensor:
+        return torch.diag_embed(self.values.mT, dim1=1, dim2=2).flatten(2)  # (n, r, r, b) before
+
+    def row(self, j: int) -> Tensor:
+        one = torch.zeros_like(self.values)
+        one[:, j] = self.values[:, j]
+        return one.flatten(1)
+
+    def weights(self, a: int, b: int) -> Tensor | None:
+        width = self.values.shape[2]
+        if a // width != b // width:
+            return None
+        part = self.values[:, a // width]
+        return part[:, a % width] * part[:, b % width]
+
+    def squares(self) -> Tensor:
+        return self.values.square().flatten(1)
+
+    def compact(self, outputs: Sequence[int]) -> Tensor:
+        return DenseCores(self.dense()).compact(outputs)
+
+    def on(self, outputs: slice) -> DenseCores:
+        return DenseCores(self.dense()).on(outputs)
+
+    def samples(self, index: Tensor) -> BlockCores:
+        return BlockCores(self.values[index])
+
+    def rows(self, index: Tensor) -> DenseCores:
+        return DenseCores(self.dense()).rows(index)
+
+    def scaled(self, factors: Tensor) -> BlockCores:
+        return BlockCores(self.values * factors[:, None, None])
+
+    def to(self, where: torch.dtype | torch.device) -> BlockCores:
+        return BlockCores(self.values.to(where))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return DenseCores(self.dense()).tensors()
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,14 @@
-"""The loss, seen from the model's output z.
+"""The losses by name, and those of the user's own; what each of them has to know is in `loss.py`.
 
-Everything the curvature needs of a loss happens in output space, sample by sample:
-
-    gradient   u = ∂ℓ/∂z                             shape (n, c)
-    cores      V with VᵀV = ∂²ℓ/∂z²                  in as few numbers as the loss needs
-    factor     the same as a tensor                  shape (n, r, c)
-    sampled    ∂ℓ/∂z at a label drawn from the model  shape (n, c)
-    margin     φ and ∂φ/∂z where ℓ = Σ log(1 + e^−φ)  shapes (n, r) and (n, r, c)
-
-The model's Jacobian J then turns output-space vectors into rows, VJ; it never meets the loss.
-The named losses are negative log-likelihoods of one sample: summed over outputs, not averaged.
+The named losses are negative log-likelihoods of one sample: summed over outputs, not averaged. Those of sequences
+are in `token_losses.py`.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,70 +16,12 @@ from torch import Tensor, nn
 from torch.func import grad, hessian, vmap
 
 from ssse.errors import InvalidData, InvalidSetting
-from ssse.problem.cores import Cores, DenseCores, DiagonalCores, SoftmaxCores
+from ssse.problem.cores import Cores, DiagonalCores, SoftmaxCores
+from ssse.problem.loss import Loss, Margins, Response
+from ssse.problem.token_losses import TOKEN_LOSSES
 from ssse.system.digests import digest_bytes
 
 LossLike = str | Callable[[Tensor, Tensor], Tensor]
-
-# How ∂²ℓ/∂z² answers a change of z: not at all (least squares), by at most the factor e^|δ| where scores move by δ
-# (logistic and softmax: self-concordance), or in a way that only the user's own function knows.
-Response = Literal["constant", "softmax", "logistic", "unknown"]
-
-
-class Loss(ABC):
-    """One sample's data loss ℓ(z, y) and its derivatives in z."""
-
-    name: str
-    response: Response = "unknown"
-
-    def swing(self, change: Tensor) -> Tensor | None:
-        """By how much each sample's scores moved, as its curvature sees it, shape (n,); None where that has no units.
-
-        A shift of all scores means nothing to a softmax: there it is the range of the change, else its largest entry.
-        """
-        if self.response == "softmax":
-            return change.amax(1) - change.amin(1)
-        return change.abs().amax(1) if self.response == "logistic" else None
-
-    @abstractmethod
-    def check(self, y: Tensor, shape: torch.Size) -> None:
-        """Raise InvalidData where y cannot be the labels of outputs of that shape, (n, c)."""
-
-    def class_weights(self, y: Tensor) -> Tensor | None:
-        """w_y of every sample, shape (n,), where the loss is known to have such weights."""
-        return None
-
-    @abstractmethod
-    def values(self, z: Tensor, y: Tensor) -> Tensor:
-        """ℓ of every sample, shape (n,)."""
-
-    @abstractmethod
-    def gradient(self, z: Tensor, y: Tensor) -> Tensor: ...
-
-    @abstractmethod
-    def factor(self, z: Tensor, y: Tensor) -> Tensor: ...
-
-    def cores(self, z: Tensor, y: Tensor) -> Cores:
-        return DenseCores(self.factor(z, y))
-
-    def core_numbers(self, outputs: int) -> int:
-        """That `cores` of one sample are kept in."""
-        return outputs**2
-
-    @abstractmethod
-    def sampled(self, z: Tensor, uniform: Tensor) -> Tensor:
-        """∂ℓ/∂z at labels drawn from the model with the given uniform numbers, shape (n, c)."""
-
-    def margins(self, outputs: int) -> int:
-        """r, of how many margins φ a sample's loss Σ log(1 + e^−φ) is the sum; raises where it has no such form."""
-        raise InvalidSetting(
-            f'rows="margin" needs a loss that is logistic in a margin, cross_entropy or binary_cross_entropy by name; '
-            f'{self.name} is not known to be. Use rows="expected".'
-        )
-
-    def margin(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """φ, shape (n, r), and ∂φ/∂z, shape (n, r, c)."""
-        raise NotImplementedError
 
 
 class CrossEntropy(Loss):
@@ -125,22 +57,25 @@ class CrossEntropy(Loss):
     def core_numbers(self, outputs: int) -> int:
         return outputs
 
-    def sampled(self, z: Tensor, uniform: Tensor) -> Tensor:
+    def sampled(self, z: Tensor, y: Tensor, uniform: Tensor) -> Tensor:
         p = z.softmax(1)
         drawn = (p.cumsum(1) < uniform[:, :1]).sum(1).clamp(max=z.shape[1] - 1)
         return p - F.one_hot(drawn, z.shape[1]).to(z.dtype)
 
+    def draws(self, outputs: int) -> int:
+        return 1
+
     def margins(self, outputs: int) -> int:
         return 1
 
-    def margin(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def margin(self, z: Tensor, y: Tensor) -> Margins:
         """φ = z_y − log Σ_{j≠y} e^{z_j}, so that p_y = σ(φ), and e_y − softmax of the others."""
         label = torch.arange(z.shape[1], device=z.device) == y.long()[:, None]
         others = z.masked_fill(label, -math.inf)  # never 1 − p_y, which is rounding alone where p_y is near 1
         phi = (z.masked_fill(~label, 0).sum(1) - others.logsumexp(1)).unsqueeze(1)
         if z.shape[1] == 1:  # p = 1 whatever z: φ is infinite and nothing moves it
-            return phi, torch.zeros_like(z).unsqueeze(1)
-        return phi, (label.to(z.dtype) - others.softmax(1)).unsqueeze(1)
+            return Margins(phi, torch.zeros_like(z).unsqueeze(1))
+        return Margins(phi, (label.to(z.dtype) - others.softmax(1)).unsqueeze(1))
 
 
 class BinaryCrossEntropy(Loss):
@@ -173,17 +108,17 @@ class BinaryCrossEntropy(Loss):
     def core_numbers(self, outputs: int) -> int:
         return outputs
 
-    def sampled(self, z: Tensor, uniform: Tensor) -> Tensor:
+    def sampled(self, z: Tensor, y: Tensor, uniform: Tensor) -> Tensor:
         p = z.sigmoid()
         return p - (uniform < p).to(z.dtype)
 
     def margins(self, outputs: int) -> int:
         return outputs
 
-    def margin(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def margin(self, z: Tensor, y: Tensor) -> Margins:
         """±z of every attribute: nothing is left to linearise, and margin rows are the expected ones up to sign."""
         sign = 2 * _like(z, y) - 1
-        return sign * z, torch.diag_embed(sign)
+        return Margins(sign * z, sign.unsqueeze(2))
 
 
 class SquaredError(Loss):
@@ -212,7 +147,7 @@ class SquaredError(Loss):
     def core_numbers(self, outputs: int) -> int:
         return outputs
 
-    def sampled(self, z: Tensor, uniform: Tensor) -> Tensor:
+    def sampled(self, z: Tensor, y: Tensor, uniform: Tensor) -> Tensor:
         # z − y with y ~ N(z, 1): minus a standard normal, by its inverse distribution function.
         tiny = torch.finfo(uniform.dtype).eps
         return -torch.special.ndtri(uniform.clamp(tiny, 1 - tiny))
@@ -304,14 +239,15 @@ class CustomLoss(Loss):
             )
         return values.clamp_min(0).sqrt()[:, :, None] * vectors.mT
 
-    def sampled(self, z: Tensor, uniform: Tensor) -> Tensor:
+    def sampled(self, z: Tensor, y: Tensor, uniform: Tensor) -> Tensor:
         raise InvalidSetting(
             f'rows="sampled" draws labels from the model, and {self.name} does not say how. '
             'Use a named loss, or rows="expected".'
         )
 
 
-NAMED = {loss.name: loss for loss in (CrossEntropy(), BinaryCrossEntropy(), SquaredError())}
+NAMED: dict[str, Loss] = {loss.name: loss for loss in (CrossEntropy(), BinaryCrossEntropy(), SquaredError())}
+NAMED |= TOKEN_LOSSES
 
 
 def as_loss(loss: LossLike | Loss) -> Loss:

@@ -12,6 +12,7 @@ from ssse.errors import InvalidData, InvalidModel, InvalidSetting
 from ssse.problem.batches import Batch, Inputs, slice_batch
 from ssse.problem.losses import CustomLoss, Loss, LossLike, as_loss, total_loss
 from ssse.problem.parameters import LinearShape
+from ssse.problem.token_losses import TokenLoss
 from ssse.problem.training_mode import refuse_difference, refuse_training_mode, repeatable
 from ssse.problem.unusable import HALF
 from ssse.problem.view import ModelView, ParameterChoice, flat_outputs
@@ -91,10 +92,15 @@ class Problem(ModelView):
             raise InvalidModel(f"{len(y)} samples gave an output of shape {tuple(raw.shape)}; one row each is needed.")
         if isinstance(self.loss, CustomLoss):
             self.loss = CustomLoss(self.loss.function, tuple(raw.shape[1:]))
+        elif isinstance(self.loss, TokenLoss):
+            self.loss = self.loss.bound(tuple(raw.shape), y)
         elif raw.dim() > 2:
+            tokens = (
+                " For a label a token pass 'causal_lm' or 'token_cross_entropy', else" if raw.dim() == 3 else " Pass"
+            )
             raise InvalidModel(
                 f"The named loss '{self.loss.name}' needs outputs of shape (samples, outputs); the model returns "
-                f"{tuple(raw.shape)}. Pass a loss function of your own."
+                f"{tuple(raw.shape)}.{tokens} a loss function of your own."
             )
         z = flat_outputs(raw)
         self.loss.check(y, z.shape)

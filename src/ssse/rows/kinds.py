@@ -11,10 +11,11 @@ from torch import Tensor
 
 from ssse.errors import InvalidSetting
 from ssse.problem.batches import Batch, Inputs
-from ssse.problem.cores import Cores, DenseCores
+from ssse.problem.cores import BlockCores, Cores, DenseCores, DiagonalCores
 from ssse.problem.losses import Loss
 from ssse.problem.problem import Problem
 from ssse.problem.sample_digests import digest_samples
+from ssse.problem.token_losses import TokenLoss
 from ssse.rows.autodiff import NetworkRows, gradient_rows, held, margin_rows
 from ssse.rows.held import ExplicitRows, HeldRows, LinearRows, Rows
 from ssse.rows.score_sums import ScoreSums
@@ -57,7 +58,7 @@ class RowKind:
         """r; of expected rows one for each output, of margin rows one for each margin."""
         if self.name == "margin":
             return loss.margins(outputs)
-        return outputs if self.name == "expected" else 1
+        return loss.expected(outputs) if self.name == "expected" else 1
 
     def core_numbers(self, loss: Loss, outputs: int) -> int:
         """That the cores of one sample are kept in."""
@@ -72,26 +73,32 @@ class RowKind:
         if self.name == "empirical":
             return DenseCores(loss.gradient(z, y).unsqueeze(1))
         if self.name == "margin":
-            phi, direction = loss.margin(z, y)
-            return DenseCores(margin_weights(phi).unsqueeze(2) * direction)
-        uniform = torch.from_numpy(uniforms_of_samples(x, z.shape[1], self.seed)).to(z)
-        return DenseCores(loss.sampled(z, uniform).unsqueeze(1))
+            margins = loss.margin(z, y)
+            return _as_cores(margins.row_weights.unsqueeze(2) * margins.direction)
+        uniform = torch.from_numpy(uniforms_of_samples(x, loss.draws(z.shape[1]), self.seed)).to(z)
+        return DenseCores(loss.sampled(z, y, uniform).unsqueeze(1))
 
 
-def margin_weights(phi: Tensor) -> Tensor:
-    """√(p(1−p)), the root of the second derivative of log(1 + e^−φ), with p = σ(φ)."""
-    return (phi.sigmoid() * (-phi).sigmoid()).sqrt()
+def _as_cores(parts: Tensor) -> Cores:
+    """Vectors of which each has its own part of the outputs, (n, r, c/r)."""
+    if parts.shape[1] == 1:
+        return DenseCores(parts)
+    return DiagonalCores(parts.squeeze(2)) if parts.shape[2] == 1 else BlockCores(parts)
 
 
 @dataclass
 class Measured:
-    """One batch, seen at θ*: its rows, the sums of its losses and gradients, and of a linear model its `ScoreSums`."""
+    """One batch, seen at θ*: its rows, the sums of its losses and gradients, and of a linear model its `ScoreSums`.
+
+    `rows_of_samples`: how many rows each has, where they differ.
+    """
 
     rows: Rows
     loss: float
     gradient: Tensor
     count: int
     scores: ScoreSums | None = None
+    rows_of_samples: Tensor | None = None
 
 
 def measure(problem: Problem, kind: RowKind, batch: Batch) -> Measured:
@@ -128,32 +135,40 @@ def measure_held(problem: Problem, kind: RowKind, batch: Batch, salt: bytes | No
     else:
         x, y = batch
         problem.check_labels(y)
-        rows, z, gradient = _gradients(problem, x, y) if kind.name == "empirical" else _margins(problem, x, y)
-        measured = Measured(rows, problem.total_loss(z, y), gradient, len(y))
+        rows, measured = _gradients(problem, x, y) if kind.name == "empirical" else _margins(problem, x, y)
     if kind.per_batch > 1:
         return _join(rows, kind.per_batch), measured
     if salt is not None:
         digests = torch.from_numpy(digest_samples(batch, salt).view(np.int64))
-        rows.digests = digests.repeat_interleave(rows.count // len(digests))
+        each = rows.count // len(digests) if measured.rows_of_samples is None else measured.rows_of_samples.cpu()
+        rows.digests = digests.repeat_interleave(each)
     return rows, measured
 
 
-def _gradients(problem: Problem, x: Inputs, y: Tensor) -> tuple[ExplicitRows, Tensor, Tensor]:
+def _gradients(problem: Problem, x: Inputs, y: Tensor) -> tuple[ExplicitRows, Measured]:
     rows, z = gradient_rows(problem, x, y)
-    return rows, z, rows.values.sum(0)
+    return rows, Measured(rows, problem.total_loss(z, y), rows.values.sum(0), len(y))
 
 
-def _margins(problem: Problem, x: Inputs, y: Tensor) -> tuple[ExplicitRows, Tensor, Tensor]:
-    """√(p(1−p)) ∇φ of every margin, the outputs, and Σ∇ℓ = −Σ (1−p) ∇φ, from the same ∇φ."""
+def _margins(problem: Problem, x: Inputs, y: Tensor) -> tuple[ExplicitRows, Measured]:
+    """√(p(1−p)) ∇φ of every margin, and Σ∇ℓ = −Σ (1−p) ∇φ, from the same ∇φ.
+
+    Where a token has no label there is no row: a sequence has the same rows with any padding.
+    """
     slopes, z = margin_rows(problem, x, y)
-    phi = problem.loss.margin(z, y)[0].reshape(-1)
-    gradient = slopes.transposed_times(-(-phi).sigmoid())
-    return ExplicitRows(slopes.values.mul_(margin_weights(phi).unsqueeze(1))), z, gradient
+    margins = problem.loss.margin(z, y)
+    gradient = slopes.transposed_times(margins.slopes.reshape(-1))
+    values, each = slopes.values.mul_(margins.row_weights.reshape(-1, 1)), None
+    if isinstance(problem.loss, TokenLoss):
+        known = torch.isfinite(margins.phi)
+        values, each = values[known.reshape(-1)], known.sum(1)
+    rows = ExplicitRows(values)
+    return rows, Measured(rows, problem.total_loss(z, y), gradient, len(y), rows_of_samples=each)
 
 
 def _make_rows(problem: Problem, x: Inputs, features: Tensor | None, cores: Cores) -> LinearRows | NetworkRows:
     if problem.linear is None or features is None:
-        return NetworkRows(problem, x, cores.dense())
+        return NetworkRows(problem, x, cores)
     if problem.linear.bias:
         features = torch.cat([features, features.new_ones(len(features), 1)], dim=1)
     return LinearRows(features, cores, problem.linear)
