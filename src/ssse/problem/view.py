@@ -67,7 +67,7 @@ class ModelView:
 
     @property
     def rounds(self) -> bool:
-        """Whether parameters in θ are kept in half precision, so that what is handed back is not quite what was computed."""
+        """Whether parameters in θ are kept in half precision: what is handed back is not quite what was computed."""
         return any(value.dtype != self.dtype for value in self.stored_parameters().values())
 
     def rounded(self, theta: Tensor) -> Tensor:
