@@ -83,7 +83,7 @@ def half_on_meta() -> nn.Module:
 
 def packed() -> nn.Module:
     model = network()
-    model[0].weight = nn.Parameter(Packed(model[0].weight.detach()))
+    model[0].weight = nn.Parameter(Packed(model.get_parameter("0.weight").detach()))
     return model
 
 
@@ -101,11 +101,11 @@ def coarse_numbers() -> nn.Module:
 
 def in_pieces() -> nn.Module:
     model = network()
-    model[0].weight.device_mesh = "two processes"  # what a DTensor has
+    setattr(model.get_parameter("0.weight"), "device_mesh", "two processes")  # noqa: B010  # what a DTensor has
     return model
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "meta": (half_on_meta, r"'2.weight' is on the meta device.*Load the model with its weights, whole, on one device"),
     "lazy": (
         lambda: nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 3)).eval(),

@@ -175,8 +175,8 @@ def test_distributed_data_parallel(tmp_path):
 class Attached(nn.Linear):
     """With something that nobody can copy."""
 
-    def __init__(self, *sizes: int):
-        super().__init__(*sizes)
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__(inputs, outputs)
         self.log: Any = (line for line in ())
 
 
