@@ -155,7 +155,7 @@ def test_adapters_that_take_no_part_are_refused_however_they_are_chosen():
 def test_frozen_adapters_say_how_to_load_them():
     model = adapted()
     model.embed.requires_grad_(False)
-    with pytest.raises(InvalidModel, match=r"adapters of the model are frozen.*is_trainable=True"):
+    with pytest.raises(InvalidModel, match=r"adapters of the model, in .embed. for one, are frozen.*is_trainable=True"):
         choose_parameters(model, "adapters")
 
 

@@ -25,7 +25,10 @@ LARGE_RESIDUAL = 0.50
 LARGE_RESIDUAL_STEP = 0.20
 LARGE_CORRECTION = 0.50
 LINEARISATION_FACTOR = 3.0
-LARGE_ROUNDING = 0.5
+# Of 240 steps of softmax regressions and small networks on digits, kept in bfloat16 and float16, 1 to 100 samples at a
+# time: up to here the loss on S changes by what it should to within 8 %, and the objective on what stays gains nearly
+# all that the exact step gains; from 0.2 to 0.3 a third of that is gone, and past 0.5 mostly all.
+LARGE_ROUNDING = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -282,7 +282,7 @@ def erase_from(
         raise Refused(diagnostics.refused("The step is NaN or infinite."))
     theta = problem.rounded(exact)  # all that follows is of the model that is handed back
     step = theta - problem.theta()
-    if problem.working.rounds:
+    if problem.rounds:
         diagnostics = replace(diagnostics, rounding=_relative(theta - exact, exact - origin))
         _refuse_lost(diagnostics, problem, theta, step)
     erased = problem.with_theta(theta)

@@ -150,14 +150,14 @@ def refine(
         directions = _newton(curvature, problem) if newton else _quasi_newton(curvature, problem, retained)
         found = descend(objective, directions, start, steps=steps, tolerance=tolerance)
 
-    if problem.working.rounds:
+    if problem.rounds:
         found = _as_kept(problem, objective, start, found, tolerance)
     drift = _drift(curvature, start, found)
     refined = problem.on(problem.with_theta(found.point.theta))
     step = found.point.theta - start.theta
     arrived = convex and found.ended == "tolerance" and (drift is None or drift <= STALE)
     return Refinement(
-        model=refined.model,
+        model=refined.working.given,
         curvature=_curvature_after(curvature, refined, found, objective.mean_loss(found.point), arrived),
         step=step,
         steps=found.steps,
@@ -284,7 +284,7 @@ def _notes_on(curvature: Curvature, problem: Problem, drift: float | None, conve
         notes.append(part_note(curvature.layout))
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in problem.model.modules()):
         notes.append("BatchNorm's running statistics still contain the forgotten samples.")
-    if problem.working.rounds:
+    if problem.rounds:
         notes.append("The refined model is kept in half precision; what is said of it is of the rounded one.")
     if drift is not None:
         notes.append(

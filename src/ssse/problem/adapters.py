@@ -28,30 +28,39 @@ def choose_adapters(model: nn.Module, trainable: Iterable[str]) -> list[str]:
     names = adapter_names(model, trainable)
     if names:
         return names
-    if any(True for _ in _adapted_layers(model)):
-        raise InvalidModel(
-            "The adapters of the model are frozen (requires_grad=False), as peft loads them for inference. Load them "
-            "with is_trainable=True."
-        )
+    refuse_frozen_adapters(model)
     raise InvalidSetting(
         'parameters="adapters" is for models with adapters of peft, and this one has none (merged and unloaded?). Take '
         '"trainable", or name the parameters.'
     )
 
 
+def refuse_frozen_adapters(model: nn.Module) -> None:
+    """Of a model whose adapters are not trainable: why they are not."""
+    for label, layer in _adapted_layers(model):
+        _refuse_idle(label, layer)
+        raise InvalidModel(
+            f"The adapters of the model, in '{label}' for one, are frozen (requires_grad=False), as peft loads them "
+            "for inference. Load them with is_trainable=True."
+        )
+
+
 def refuse_idle_adapters(model: nn.Module, names: Iterable[str]) -> None:
     """Adapters that are merged into the weights, or switched off, take no part in forward()."""
     chosen = list(names)
     for label, layer in _adapted_layers(model):
-        if not any(name.startswith(f"{label}.") for name in chosen):
-            continue
-        if getattr(layer, "merged", False):
-            raise InvalidModel(
-                f"The adapters in '{label}' are merged into its weights, so that changing them changes nothing. Call "
-                "model.unmerge_adapter() first."
-            )
-        if getattr(layer, "disable_adapters", False):
-            raise InvalidModel(f"The adapters in '{label}' are switched off. Call model.enable_adapter_layers() first.")
+        if any(name.startswith(f"{label}.") for name in chosen):
+            _refuse_idle(label, layer)
+
+
+def _refuse_idle(label: str, layer: nn.Module) -> None:
+    if getattr(layer, "merged", False):
+        raise InvalidModel(
+            f"The adapters in '{label}' are merged into its weights, so that changing them changes nothing. Call "
+            "model.unmerge_adapter() first."
+        )
+    if getattr(layer, "disable_adapters", False):
+        raise InvalidModel(f"The adapters in '{label}' are switched off. Call model.enable_adapter_layers() first.")
 
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -59,5 +68,5 @@ def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _configurations(module: nn.Module) -> list[object]:
-    found = module.__dict__.get("peft_config")
+    found = getattr(module, "peft_config", None)
     return list(found.values()) if isinstance(found, dict) else []

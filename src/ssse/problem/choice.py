@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from ssse.errors import InvalidModel, InvalidSetting
-from ssse.problem.adapters import choose_adapters, refuse_idle_adapters
+from ssse.problem.adapters import choose_adapters, refuse_frozen_adapters, refuse_idle_adapters
 from ssse.problem.parameters import Layout
 from ssse.problem.parts import head_names, last_blocks, trainable_parameters
 from ssse.problem.unusable import refuse_in_theta, refuse_quantised
@@ -34,6 +34,7 @@ def choose_parameters(model: nn.Module, choice: ParameterChoice, known_as: Mappi
     trainable = trainable_parameters(model)
     if not trainable:
         refuse_quantised(model)
+        refuse_frozen_adapters(model)
         raise InvalidModel("No parameter of the model has requires_grad=True, so there is nothing to change.")
     if isinstance(choice, str):
         names = set(_by_word(model, choice, trainable, known_as or {}))

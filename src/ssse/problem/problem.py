@@ -79,7 +79,7 @@ class Problem(ModelView):
         x, y = slice_batch(batch[0], slice(0, PROBE_SAMPLES)), batch[1][:PROBE_SAMPLES]
         floating = x.values() if isinstance(x, dict) else [x]
         for value in floating:
-            if self.working.rounds and value.dtype in HALF:
+            if self.working.widened and value.dtype in HALF:
                 continue  # the copy in float32 takes these
             if value.is_floating_point() and value.dtype != self.dtype:
                 raise InvalidData(
@@ -140,7 +140,7 @@ class Problem(ModelView):
         try:
             raw = self.outputs_of(x)
         except RuntimeError as error:
-            if self.working.rounds:
+            if self.working.widened:
                 raise InvalidModel(
                     "The model is in half precision and cannot run in float32, in which a curvature is computed: "
                     f"{error}. Take casts to half precision out of its forward()."

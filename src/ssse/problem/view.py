@@ -65,9 +65,14 @@ class ModelView:
     def theta(self) -> Tensor:
         return self.layout.flatten(self.parameters())
 
+    @property
+    def rounds(self) -> bool:
+        """Whether parameters in θ are kept in half precision: what is handed back is not quite what was computed."""
+        return any(value.dtype != self.dtype for value in self.stored_parameters().values())
+
     def rounded(self, theta: Tensor) -> Tensor:
         """θ as a model handed back holds it: in half precision another, otherwise the same."""
-        if not self.working.rounds:
+        if not self.rounds:
             return theta
         own, parts = self.stored_parameters(), self.layout.unflatten(theta)
         return self.layout.flatten({name: value.to(own[name].dtype).to(theta.dtype) for name, value in parts.items()})

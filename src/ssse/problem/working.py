@@ -37,8 +37,8 @@ class Working:
         return cls(given, inner, _in_float32(inner) if _has_halves(inner) else inner)
 
     @property
-    def rounds(self) -> bool:
-        """Whether what is handed back is coarser than what was computed."""
+    def widened(self) -> bool:
+        """Whether `model` is a copy in float32."""
         return self.model is not self.inner
 
 
