@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,6 +127,7 @@ def test_without_the_loss_the_sentence_names_it(models, splits):
 def test_what_cannot_be_is_refused(models, splits):
     with pytest.raises(InvalidSetting, match=r"Canaries are sequences of a language model: pass its loss"):
         ssse.evaluate(models, splits, canaries=CANARIES, progress=False)
+    wrong: Any
     for wrong in ([], [[1, 2, 3]], [CANARIES[0][0]]):
         with pytest.raises(InvalidSetting, match=r"list of pairs \(canary, alternatives\)"):
             ssse.evaluate(models, splits, loss_fn="causal_lm", canaries=wrong, progress=False)
