@@ -29,7 +29,7 @@ FIT_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"structure": ssse.LowRank(rank=3), "blocks": 7}, "rank=3 .*has no blocks; leave out rank= or blocks="),
     ({"structure": "diagonal", "blocks": 7}, "blocks .*diagonal"),
     ({"structure": "matrix_free", "blocks": 7}, "blocks .*matrix_free"),
-    ({"parameters": "heads"}, 'parameters must be "all", "head" or a list of names, not .heads'),
+    ({"parameters": "heads"}, "parameters must be \"all\", \"head\", .* not 'heads'. Did you mean 'head'"),
     ({"parameters": ["wieght"]}, "no parameter 'wieght'. Did you mean 'weight'"),
     ({"parameters": []}, "empty list; name at least one"),
     ({"damping": None}, r"damping \(λ\) must be positive.*damping=1e-4 or the weight_decay.*Got 0"),

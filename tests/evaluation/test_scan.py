@@ -19,6 +19,7 @@ from ssse import metrics
 from ssse.curvature.dense import DenseStructure
 from ssse.evaluation.step_path import StepPath
 from ssse.problem.problem import Problem
+from ssse.problem.wrappers import copied
 from tests.support import dense, problems
 from tests.support.patches import Forbidden
 from tests.support.refusals import fit, snapshot
@@ -253,8 +254,7 @@ def test_nothing_is_solved_and_nothing_fitted(monkeypatch):
 
 def test_a_model_linear_in_theta_is_not_copied(monkeypatch):
     subject, copies = SUBJECTS[3], []
-    plain = copy.deepcopy
-    monkeypatch.setattr("ssse.evaluation.step_path.copy.deepcopy", lambda value: copies.append(value) or plain(value))
+    monkeypatch.setattr("ssse.evaluation.step_path.copied", lambda model: copies.append(model) or copied(model))
     subject.scan(retrained=None)
     assert copies == []
     SUBJECTS[5].scan(retrained=None)

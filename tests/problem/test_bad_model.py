@@ -194,12 +194,6 @@ def test_a_curvature_in_a_dtype_without_a_cholesky_factor(dtype):
         fit(sample, dtype=dtype)
 
 
-def test_a_half_precision_model_says_so():
-    sample = problems.linear("cross_entropy", dtype=torch.bfloat16)
-    with refused((InvalidModel, InvalidSetting), "bfloat16.*float32", sample.model):  # type: ignore[arg-type]
-        fit(sample)
-
-
 def concave(z: Tensor, y: Tensor) -> Tensor:
     return -((z - y) ** 2).sum()
 
@@ -340,15 +334,3 @@ def test_a_model_that_does_the_same_in_training_mode_may_stay_there(model):
     assert torch.equal(erasure.step, wanted.step)
     assert erasure.model.training
     assert snapshot(model) == before
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("inputs", [torch.float32, torch.bfloat16])
-def test_half_precision_is_told_both_casts_at_once(dtype, inputs):
-    sample = problems.linear("cross_entropy", dtype=torch.float32)
-    half = [(sample.x.to(inputs), sample.y)]
-    sample.model.to(dtype)
-    with refused(InvalidModel, r"parameters are torch\.\w*float16.*model\.float\(\), .*x\.float\(\)", sample.model):
-        fit(sample, data=half)
-    sample.model.float()
-    fit(sample, data=[(x.float(), y) for x, y in half])

@@ -63,7 +63,7 @@ def test_margins_are_the_same_loss_with_the_curvature_of_the_true_label(name):
     weight = 1.0 if margins.weight is None else margins.weight
     torch.testing.assert_close((weight * F.softplus(-margins.phi)).sum(1), loss.values(z, y))
     torch.testing.assert_close((margins.slopes[:, :, None] * margins.direction).flatten(1), loss.gradient(z, y))
-    cores = RowKind("margin").cores(loss, z, y, z).tensor()
+    cores = RowKind("margin").cores(loss, z, y, z).dense()
     for i in range(len(z)):
         whole = hessian(lambda one, i=i: plainly(name, one, y[i]))(z[i])
         left = whole - cores[i].T @ cores[i]  # what the other labels share of the rest: never negative
@@ -72,7 +72,7 @@ def test_margins_are_the_same_loss_with_the_curvature_of_the_true_label(name):
         assert float(cores[i][nothing].abs().sum()) == 0
     two = TokenLoss(name, shifted=loss.shifted, mean=loss.mean, vocabulary=2)
     z, y = drawn()[0].view(4, 6, V)[:, :, :2].flatten(1), y.clamp(max=1)
-    rows = RowKind("margin").cores(two, z, y, z).tensor()
+    rows = RowKind("margin").cores(two, z, y, z).dense()
     with_two = torch.stack([hessian(lambda one, i=i: two.values(one[None], y[i][None])[0])(z[i]) for i in range(4)])
     torch.testing.assert_close(rows.mT @ rows, with_two)
 

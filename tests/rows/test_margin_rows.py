@@ -62,7 +62,9 @@ def test_they_leave_out_how_the_other_classes_share_what_is_left():
     """∇²ℓ = p(1−p) ∇φ∇φᵀ + (1−p)(diag s − s sᵀ) with s the softmax of the others: never more than expected rows."""
     generator = torch.Generator().manual_seed(0)
     z, y = 2 * torch.randn(9, 5, generator=generator, dtype=torch.float64), torch.arange(9) % 5
-    margin, expected = (RowKind(name).cores(as_loss("cross_entropy"), z, y, z) for name in ("margin", "expected"))
+    margin, expected = (
+        RowKind(name).cores(as_loss("cross_entropy"), z, y, z).dense() for name in ("margin", "expected")
+    )
     p = z.softmax(1)
     for i in range(len(z)):
         own = int(y[i])
@@ -79,7 +81,7 @@ def test_confident_samples_keep_their_weight(dtype, confidence):
     """Where p rounds to 1, √(p(1−p)) is e^(−φ/2) and not 0, and nothing is divided by 1 − p."""
     z = torch.tensor([[0.5, confidence, -0.5]], dtype=dtype)
     y = torch.tensor([1])
-    core = MARGIN.cores(as_loss("cross_entropy"), z, y, z)[0, 0]
+    core = MARGIN.cores(as_loss("cross_entropy"), z, y, z).dense()[0, 0]
     phi = confidence - math.log(math.exp(0.5) + math.exp(-0.5))
     weight = math.exp(-abs(phi) / 2) / (1 + math.exp(-abs(phi)))
     others = torch.tensor([0.5, -0.5], dtype=torch.float64).softmax(0)
@@ -89,7 +91,7 @@ def test_confident_samples_keep_their_weight(dtype, confidence):
 
 def test_one_class_alone_has_no_margin_to_move():
     z, y = torch.randn(4, 1), torch.zeros(4, dtype=torch.long)
-    assert float(MARGIN.cores(as_loss("cross_entropy"), z, y, z).abs().sum()) == 0
+    assert float(MARGIN.cores(as_loss("cross_entropy"), z, y, z).dense().abs().sum()) == 0
 
 
 def squared(z: Tensor, y: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import ssse
 from ssse.problem.batches import Batch
+from ssse.problem.cores import BlockCores
 from ssse.problem.problem import Problem
 from ssse.problem.token_losses import IGNORED, TOKEN_LOSSES
 from ssse.rows.autodiff import held
-from ssse.rows.cores import BlockCores
 from ssse.rows.kinds import RowKind, RowName, measure, measure_held
 from tests.support.sequences import language_model, padded, sequences
 
@@ -89,11 +89,11 @@ def test_products_without_forming_rows_are_those_with_them(name, kind):
 def test_a_block_of_each_core_is_kept_and_not_its_zeros():
     values = torch.randn(2, 3, 4)
     cores = BlockCores(values)
-    whole = cores.tensor()
+    whole = cores.dense()
     assert whole.shape == (2, 3, 12)
     for j in range(3):
         assert torch.equal(whole[:, j, 4 * j : 4 * j + 4], values[:, j])
-        assert torch.equal(cores.core(j), whole[:, j])
+        assert torch.equal(cores.row(j), whole[:, j])
     assert int((whole != 0).sum()) == values.numel()
 
 

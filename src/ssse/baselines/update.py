@@ -82,7 +82,7 @@ class Request:
                 f"The step of {method} is NaN or infinite; nothing was changed. Use a smaller scale, noise or learning "
                 "rate, or a larger damping."
             )
-        step = theta - self.problem.theta()
+        step = self.problem.rounded(theta) - self.problem.theta()
         model = self.problem.with_theta(theta)
         return Updated(model, step, direction, method, reference, tuple(notes), time.perf_counter() - self.started)
 
@@ -101,9 +101,10 @@ def read_request(
     started = time.perf_counter()
     if curvature is None:
         as_loss(loss_fn)  # an unknown one is refused before the samples are read
-        refuse_training_mode(model)
-        samples = read_samples(forget, ModelView(model, parameters).device, None, GROUP)
-        problem = Problem(model, loss_fn, parameters, samples.batches[0])
+        view = ModelView(model, parameters)
+        refuse_training_mode(view.model)
+        samples = read_samples(forget, view.device, None, GROUP)
+        problem = Problem(view.working, loss_fn, parameters, samples.batches[0])
     else:
         if parameters != "all":
             raise InvalidSetting(

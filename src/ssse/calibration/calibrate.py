@@ -14,7 +14,7 @@ from ssse.calibration.criteria import PLATEAU, Undecided, by_chance, by_divergen
 from ssse.calibration.search import loss_along_step
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.diagnostics import LARGE_RESIDUAL, Diagnostics
-from ssse.erasure.erase import erase
+from ssse.erasure.erase import erase_from
 from ssse.erasure.request import matching_view
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.evaluation.outputs import Model
@@ -276,7 +276,8 @@ class _Evidence:
         if curvature.damping not in self.steps:
             policy = "rebase" if curvature.joint is None else "joint"
             how = {"scale": 1e-6, "policy": policy, "override": BOUNDS, **self.options}
-            erasure = erase(self.model, curvature, self.loss_fn, self.splits["forgotten"], **how)
+            view = matching_view(self.model, curvature).unrounded()  # half precision would lose a step so small
+            erasure = erase_from(view, curvature, self.loss_fn, self.splits["forgotten"], **how)
             self.steps[curvature.damping] = _Step(self, curvature, erasure.direction, erasure.diagnostics)
         return self.steps[curvature.damping]
 

@@ -148,9 +148,9 @@ def loss_along_step(
     residual: bool,
 ) -> LossAlongStep:
     """Read S and a sample of the rest."""
-    device = ModelView(model, curvature.layout.names).device
-    removed = list(regroup((read_batch(batch, device) for batch in forget), curvature.group))
-    problem = Problem(model, loss_fn, curvature.layout.names, removed[0])
+    view = ModelView(model, curvature.layout.names)
+    removed = list(regroup((read_batch(batch, view.device) for batch in forget), curvature.group))
+    problem = Problem(view.working, loss_fn, curvature.layout.names, removed[0])
     path = StepPath(problem, direction)
     k = sum(len(y) for _, y in removed)
     theta, u, decay = path.theta.double(), path.direction.double(), curvature.weight_decay

@@ -120,8 +120,9 @@ def prepare(
 ) -> Prepared:
     """Look at the first batch, refuse what cannot work, and choose."""
     as_loss(loss_fn)  # an unknown one is refused before the data is read
-    refuse_training_mode(model)
-    device = ModelView(model, parameters).device
+    view = ModelView(model, parameters)
+    refuse_training_mode(view.model)
+    device = view.device
     check_repeatable(data, expected)
     check_expected(data, expected)
     stream = iter(data)
@@ -134,7 +135,7 @@ def prepare(
     if not seen:
         raise InvalidData("The training data is empty.")
     trial = next(regroup(seen, min(PROBE_SAMPLES, sum(len(y) for _, y in seen))))
-    problem = Problem(model, loss_fn, parameters, trial)
+    problem = Problem(view.working, loss_fn, parameters, trial)
     stated, total = memory_budget(device, budget), count_samples(data)
     free = free_memory(device) if budget is None else None  # a budget that was given is taken at its word
     task = Task(problem, total, stated, free)

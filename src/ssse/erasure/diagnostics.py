@@ -25,6 +25,7 @@ LARGE_RESIDUAL = 0.50
 LARGE_RESIDUAL_STEP = 0.20
 LARGE_CORRECTION = 0.50
 LINEARISATION_FACTOR = 3.0
+LARGE_ROUNDING = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,8 @@ class Diagnostics(Assessment):
         residual_step: ‖M⁻¹ n∇L(θ*)‖ of a linear model, over the length of the step: how far from its minimum it was.
         reach: ‖θ̂−θ*‖/‖θ*‖, as `relative_step`, but from where a joint stream began.
         decay_estimate: ŵ as the gradient tells it, where it contradicts the weight decay given; otherwise None.
+        rounding: of a model in half precision, how far the model that is handed back is from the one that was computed,
+            over the length of the step from θ*; None of others.
         verdict: "ok" means that the step is Newton's for a model linear in θ, and that its measures agree.
 
     The others are as of `Assessment`.
@@ -60,6 +63,7 @@ class Diagnostics(Assessment):
     residual_step: float | None = None
     swing_max: float | None = None
     decay_estimate: float | None = None
+    rounding: float | None = None
 
     @property
     def imbalance(self) -> float | None:
@@ -76,6 +80,7 @@ class Diagnostics(Assessment):
             "ε, λ": f"{number(self.scale)}, {number(self.damping)}",
             **known,
             "‖∇L(θ*)‖": number(self.gradient_norm),
+            **({} if self.rounding is None else {"rounding": f"{self.rounding:.1%} of the step"}),
             "loss on S": loss,
         }
 
@@ -83,6 +88,11 @@ class Diagnostics(Assessment):
 def judge(measured: Diagnostics) -> list[str]:
     """Reasons for caution, in words and numbers; none if the step is one we vouch for."""
     reasons = _not_local(measured)
+    if measured.rounding is not None and measured.rounding > LARGE_ROUNDING:
+        reasons.append(
+            f"The model is kept in half precision, and rounding to it changes the step by {measured.rounding:.0%} of "
+            "its length. Keep it in float32, or gather more requests into one."
+        )
     if measured.decay_estimate is not None:
         reasons.append(
             f"θ* was not trained with the weight decay that the curvature was told of, by its gradient rather with "

@@ -77,7 +77,7 @@ class Newton(Directions):
 
     def at(self, point: Point) -> Tensor:
         rows = [
-            LinearRows(batch.features, self._loss.factor(batch.outputs, batch.labels), self._shape)
+            LinearRows(batch.features, self._loss.cores(batch.outputs, batch.labels), self._shape)
             for batch in point.batches
         ]
         count = sum(len(batch.labels) for batch in point.batches)

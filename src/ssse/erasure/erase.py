@@ -277,10 +277,14 @@ def erase_from(
     )
     _refuse_impossible(diagnostics, solved, curvature)
 
-    theta = origin + scale * solved.solution
-    step = theta - problem.theta()
-    if not bool(torch.isfinite(theta).all()):
+    exact = origin + scale * solved.solution
+    if not bool(torch.isfinite(exact).all()):
         raise Refused(diagnostics.refused("The step is NaN or infinite."))
+    theta = problem.rounded(exact)  # all that follows is of the model that is handed back
+    step = theta - problem.theta()
+    if problem.working.rounds:
+        diagnostics = replace(diagnostics, rounding=_relative(theta - exact, exact - origin))
+        _refuse_lost(diagnostics, problem, theta, step)
     erased = problem.with_theta(theta)
     erased_problem = problem.on(erased)
     loss_after = _mean_loss(erased_problem, samples.batches)
@@ -389,6 +393,21 @@ def _refuse_impossible(diagnostics: Diagnostics, solved: LeftOut, curvature: Cur
         )
 
 
+def _refuse_lost(diagnostics: Diagnostics, problem: Problem, theta: Tensor, step: Tensor) -> None:
+    """Of a model in half precision: what it cannot hold."""
+    dtypes = " and ".join(sorted({str(value.dtype) for value in problem.stored_parameters().values()}))
+    if not bool(torch.isfinite(theta).all()):
+        raise Refused(diagnostics.refused(f"The step leads out of the range of {dtypes}, in which the model is kept."))
+    if not bool(step.any()):
+        raise Refused(
+            diagnostics.refused(
+                f"In {dtypes}, in which the model is kept, the step rounds to nothing: not one parameter changes, and "
+                "nothing would be erased. Keep the model in float32 (model.float(), and a curvature of that), or "
+                "gather more requests into one."
+            )
+        )
+
+
 def _curvature_after(
     curvature: Curvature,
     erased: Problem,
@@ -402,6 +421,7 @@ def _curvature_after(
     joint = policy == "joint"
     return replace(
         curvature,
+        layout=erased.layout,  # of an earlier version's fit the names may have been those in a wrapper
         fingerprint=Fingerprint.of(erased),  # the rest too: of tied weights a second name moves with θ
         n=curvature.n - k,
         erased=curvature.erased + k,

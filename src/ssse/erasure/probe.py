@@ -30,7 +30,7 @@ def look_at(probe: Iterable[Any], before: Problem, after: Problem, samples: Samp
         if not len(y):
             continue
         if not parts:  # as the first samples of a fit are looked at, with the same words
-            Problem(before.model, before.loss, before.layout.names, (x, y))
+            Problem(before.working, before.loss, before.layout.names, (x, y))
         before.check_labels(y)
         parts.append([_seen(problem, problem.forward(x)[0], y) for problem in (before, after)])
         labels.append(y.cpu().numpy())

@@ -139,7 +139,7 @@ def refine(
     first, _ = peek(retained, view.device)
     if first is None:
         raise InvalidData("The data that remains is empty.")
-    problem = Problem(model, loss, curvature.layout.names, first)
+    problem = Problem(view.working, loss, curvature.layout.names, first)
     tolerance = _usual_tolerance(problem.dtype) if tolerance is None else tolerance
 
     convex = problem.linear is not None and problem.loss.name in NAMED
@@ -150,6 +150,8 @@ def refine(
         directions = _newton(curvature, problem) if newton else _quasi_newton(curvature, problem, retained)
         found = descend(objective, directions, start, steps=steps, tolerance=tolerance)
 
+    if problem.working.rounds:
+        found = _as_kept(problem, objective, start, found, tolerance)
     drift = _drift(curvature, start, found)
     refined = problem.on(problem.with_theta(found.point.theta))
     step = found.point.theta - start.theta
@@ -223,6 +225,19 @@ def _newton_tolerance(dtype: torch.dtype) -> float:
     return 1e-6 if dtype == torch.float64 else 1e-3
 
 
+def _as_kept(problem: Problem, objective: RetainedObjective, start: Point, found: Descent, tolerance: float) -> Descent:
+    """What is found as a model in half precision holds it, measured there; the start, where that is lower."""
+    exact = found.point.theta
+    kept = problem.rounded(exact)
+    if torch.equal(kept, exact):
+        return found
+    point = objective(kept)
+    if point.value > start.value:
+        return Descent(start, 0, "rounding")
+    near = float((kept - exact).norm()) <= tolerance * float(exact.norm())
+    return Descent(point, found.steps, found.ended if near else "rounding")
+
+
 def _drift(curvature: Curvature, start: Point, found: Descent) -> float | None:
     """How far off the stored curvature was along the whole step, as a factor of at least 1.
 
@@ -269,6 +284,8 @@ def _notes_on(curvature: Curvature, problem: Problem, drift: float | None, conve
         notes.append(part_note(curvature.layout))
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in problem.model.modules()):
         notes.append("BatchNorm's running statistics still contain the forgotten samples.")
+    if problem.working.rounds:
+        notes.append("The refined model is kept in half precision; what is said of it is of the rounded one.")
     if drift is not None:
         notes.append(
             "The curvature's rows are still those of the model that they were computed at; along the way here it was "

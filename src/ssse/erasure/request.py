@@ -18,6 +18,8 @@ from ssse.problem.problem import Problem
 from ssse.problem.sample_counts import count_at_hand
 from ssse.problem.training_mode import refuse_training_mode
 from ssse.problem.view import ModelView
+from ssse.problem.working import Working
+from ssse.problem.wrappers import aliases
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def read_matching(
     """The problem that the curvature is of, and the samples; a named loss need not be given again."""
     loss = matching_loss(curvature, loss_fn)
     samples = read_samples(forget, view.device, curvature, curvature.group)
-    return Problem(view.model, loss, curvature.layout.names, samples.batches[0]), samples
+    return Problem(view.working, loss, curvature.layout.names, samples.batches[0]), samples
 
 
 def matching_loss(curvature: Curvature, loss_fn: LossLike | None) -> Loss:
@@ -81,12 +83,13 @@ def matching_view(model: nn.Module, curvature: Curvature) -> ModelView:
     Raises:
         ModelMismatch: the model or its device is not the curvature's.
     """
-    refuse_training_mode(model)
-    names = dict(model.named_parameters())
-    missing = [name for name in curvature.layout.names if name not in names]
+    working = Working.of(model)
+    refuse_training_mode(working.model)
+    called = aliases(working.given, working.inner)
+    missing = [name for name in curvature.layout.names if name not in called and name not in called.values()]
     if missing:
         raise ModelMismatch(f"The model has no parameter '{missing[0]}', which is in the curvature.")
-    view = ModelView(model, curvature.layout.names)
+    view = ModelView(working, curvature.layout.names)
     curvature.fingerprint.check(view)
     for tensor in curvature.structure.state().values():
         if tensor.device != view.device:

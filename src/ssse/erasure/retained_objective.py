@@ -15,6 +15,7 @@ from ssse.curvature.lowrank import LowRankStructure
 from ssse.erasure.descent import LinearBatch, Point
 from ssse.errors import InvalidData
 from ssse.problem.batches import Batch, read_batch, regroup
+from ssse.problem.cores import DenseCores
 from ssse.problem.problem import Problem
 from ssse.problem.sample_digests import digest_samples
 from ssse.problem.view import flat_outputs
@@ -125,7 +126,8 @@ class RetainedObjective:
         if linear.bias:
             features = torch.cat([features, features.new_ones(len(features), 1)], dim=1)
         kept.append(LinearBatch(features, z, y))
-        slope = LinearRows(features, loss.gradient(z, y).unsqueeze(1), linear).transposed_times(z.new_ones(len(y)))
+        cores = DenseCores(loss.gradient(z, y).unsqueeze(1))
+        slope = LinearRows(features, cores, linear).transposed_times(z.new_ones(len(y)))
         return z, float(loss.values(z, y).sum(dtype=torch.float64)), slope.double()
 
     def _batches(self) -> Iterator[Batch]:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from ssse.problem.batches import Batch
+from ssse.problem.cores import DenseCores, DiagonalCores
 from ssse.problem.problem import Problem
 from ssse.rows.held import LinearRows
 from ssse.rows.score_sums import ScoreSums
@@ -110,12 +111,11 @@ def _bend(step: Step, solve: Callable[[Tensor], Tensor]) -> float:
         z, features = z.double(), features.double()
         if shape.bias:
             features = torch.cat([features, features.new_ones(len(features), 1)], dim=1)
-        each = torch.eye(shape.outputs, dtype=torch.float64, device=z.device).expand(len(z), -1, -1)
-        change = LinearRows(features, each, shape).times(step.u).view(len(z), -1)
-        factor = loss.factor(z, y)
-        rotated = (factor @ change[:, :, None])[:, :, 0]
-        missed = loss.gradient(z + change, y) - loss.gradient(z, y) - (factor.mT @ rotated[:, :, None])[:, :, 0]
-        off += LinearRows(features, missed[:, None, :], shape).transposed_times(missed.new_ones(len(z)))
+        change = LinearRows(features, DiagonalCores(torch.ones_like(z)), shape).times(step.u).view(len(z), -1)
+        cores = loss.cores(z, y)
+        rotated = cores.times(change[:, :, None])
+        missed = loss.gradient(z + change, y) - loss.gradient(z, y) - cores.transposed_times(rotated)[:, :, 0]
+        off += LinearRows(features, DenseCores(missed[:, None]), shape).transposed_times(missed.new_ones(len(z)))
         own += float(rotated.square().sum())
     if not own or not length:  # S has no curvature along u: nothing that could be carried over
         return 0.0 if not bool(off.any()) else math.inf

@@ -7,12 +7,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ssse.errors import InvalidData, InvalidModel
 from ssse.metrics.scores import as_logits
 from ssse.problem.batches import Inputs
 from ssse.problem.training_mode import refuse_difference, refuse_training_mode
+from ssse.problem.unusable import HALF, refuse_autocast
 from ssse.problem.view import arguments, tensor_output
 
 Model = nn.Module | Callable[[Any], Any]
@@ -42,7 +43,9 @@ def read_outputs(model: Model, x: Inputs, name: str, read: Callable[[Any, str], 
             return read(model(x), name)
         parameter = next(iter(model.parameters()), None)
         if parameter is not None:
+            refuse_autocast(parameter.device)
             x = {k: v.to(parameter.device) for k, v in x.items()} if isinstance(x, dict) else x.to(parameter.device)
+            x = _as_halves(model, x)
         args, kwargs = arguments(x)
         refuse_difference(model, x)
         return read(tensor_output(model(*args, **kwargs)), name)
@@ -50,6 +53,19 @@ def read_outputs(model: Model, x: Inputs, name: str, read: Callable[[Any, str], 
         _refuse_other_dtype(model, x, name, error)
         error.add_note(f"This came from the model '{name}'.")
         raise
+
+
+def _as_halves(model: nn.Module, x: Inputs) -> Inputs:
+    """Inputs for a model in half precision, as it takes them; they are not asked for in its dtype anywhere else."""
+    kept = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    wanted = {p.dtype for p in model.parameters()}
+    if kept not in HALF:
+        return x
+
+    def cast(value: Tensor) -> Tensor:
+        return value.to(kept) if value.is_floating_point() and value.dtype not in wanted else value
+
+    return {key: cast(value) for key, value in x.items()} if isinstance(x, dict) else cast(x)
 
 
 def _refuse_other_dtype(model: Model, x: Inputs, name: str, error: Exception) -> None:

@@ -229,13 +229,14 @@ def _problem(
     model: nn.Module, loss_fn: LossLike | Loss, parameters: ParameterChoice, splits: Splits
 ) -> tuple[Problem, Splits]:
     """The problem, looked at on the first samples of the first split; and the splits, those samples still in them."""
-    refuse_training_mode(model)
+    view = ModelView(model, parameters)
+    refuse_training_mode(view.model)
     split, data = next(iter(splits.items()))
     check_repeatable(data)
-    first, data = peek(data, ModelView(model, parameters).device)
+    first, data = peek(data, view.device)
     if first is None:
         raise InvalidData(f"The split '{split}' is empty; leave it out, or pass its samples.")
-    return Problem(model, loss_fn, parameters, first), {**splits, split: data}
+    return Problem(view.working, loss_fn, parameters, first), {**splits, split: data}
 
 
 def _measure(
@@ -322,7 +323,8 @@ def _distances(model: nn.Module, path: StepPath, grid: np.ndarray, retrained: Mo
     """‖θ(ε) − θ₋S‖ / (‖θ(ε) − θ*‖ + ‖θ(ε) − θ₋S‖) over all parameters, by three inner products."""
     if not isinstance(retrained, nn.Module) or not same_parameters(model, retrained):
         return None
-    pairs = list(zip(model.named_parameters(), retrained.parameters(), strict=True))  # by place: names may differ
+    named = path.problem.working.inner.named_parameters()
+    pairs = list(zip(named, retrained.parameters(), strict=True))  # by place: names may differ
     squared = sum(
         float((p.detach().double().cpu() - goal.detach().double().cpu()).square().sum()) for (_, p), goal in pairs
     )

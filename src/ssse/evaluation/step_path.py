@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -15,6 +14,7 @@ from ssse.errors import InvalidSetting
 from ssse.problem.batches import Batch, Inputs
 from ssse.problem.problem import Problem
 from ssse.problem.view import ModelView, arguments, flat_outputs
+from ssse.problem.wrappers import copied
 
 
 class StepPath:
@@ -34,7 +34,7 @@ class StepPath:
     @cached_property
     def _working(self) -> tuple[nn.Module, Tensor]:
         """The copy that a network is moved in, its θ being one flat tensor; a model linear in θ needs none."""
-        model, flat = copy.deepcopy(self.problem.model), self.theta.clone()
+        model, flat = copied(self.problem.model), self.theta.clone()
         named = dict(model.named_parameters())
         for name, value in self.problem.layout.unflatten(flat).items():
             named[name].data = value  # a view: what is written to the flat tensor is the parameter's value

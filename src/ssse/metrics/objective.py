@@ -47,11 +47,12 @@ def objective(
         raise InvalidSetting(f"weight_decay must be zero or positive, not {weight_decay}.")
     check_repeatable(data)
     as_loss(loss_fn)  # an unknown one is refused before the samples are read
-    refuse_training_mode(model)
-    first, data = peek(data, ModelView(model, parameters).device)
+    view = ModelView(model, parameters)
+    refuse_training_mode(view.model)
+    first, data = peek(data, view.device)
     if first is None:
         raise InvalidData("There are no samples; the objective of an empty split has no meaning.")
-    problem = Problem(model, loss_fn, parameters, first)
+    problem = Problem(view.working, loss_fn, parameters, first)
     sums, kind = Sums(), RowKind("empirical")
     batches = (read_batch(batch, problem.device) for batch in data)  # as they come: these fit the memory
     for batch in track(batches, count_samples(data), "objective", progress):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from ssse.problem.batches import Batch, join_batches, read_batch, regroup, shuff
 from ssse.problem.losses import LossLike, as_loss
 from ssse.problem.problem import Problem
 from ssse.problem.view import ModelView
+from ssse.problem.wrappers import copied
 
 PASS = 512  # samples a pass holds activations of
 
@@ -68,11 +68,11 @@ def relearn_time(
     """
     _check(target, learning_rate, max_steps, batch_size)
     as_loss(loss_fn)  # an unknown one is refused before the samples are read
-    calm = copy.deepcopy(model).eval()
-    parts = list(regroup((read_batch(batch, ModelView(calm).device) for batch in forget), PASS))
+    view = ModelView(copied(model).eval())
+    parts = list(regroup((read_batch(batch, view.device) for batch in forget), PASS))
     if not parts:
         raise InvalidData("The forget set is empty; there is nothing to relearn.")
-    problem = Problem(calm, loss_fn, "all", parts[0])
+    problem = Problem(view.working, loss_fn, "all", parts[0])
     for _, y in parts:
         problem.check_labels(y)
     order = None if batch_size is None else shuffled(join_batches(parts), batch_size, seed)

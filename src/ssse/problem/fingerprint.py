@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ssse.errors import ModelMismatch
 from ssse.problem.view import ModelView
+from ssse.problem.wrappers import aliases
 from ssse.system.digests import digest_tensors
 
 
@@ -23,13 +25,19 @@ class Fingerprint:
 
     @classmethod
     def of(cls, view: ModelView) -> Fingerprint:
-        parameters = view.parameters()
-        state = view.model.state_dict(keep_vars=False)
+        """By its names and values without wrappers, in its own dtypes."""
+        return cls._of(view, view.working.inner, {name: name for name in view.layout.names})
+
+    @classmethod
+    def _of(cls, view: ModelView, model: nn.Module, called: Mapping[str, str]) -> Fingerprint:
+        """`called`: the parameters in θ → their names in `model`."""
+        parameters = {called[name]: value for name, value in view.stored_parameters().items()}
+        state = model.state_dict(keep_vars=False)
         rest = {name: value for name, value in state.items() if name not in parameters and isinstance(value, Tensor)}
         return cls(
-            view.layout.names,
+            tuple(parameters),
             view.layout.shapes,
-            str(view.dtype),
+            ", ".join(sorted({str(value.dtype) for value in parameters.values()})),
             digest_tensors(parameters),
             digest_tensors(rest),
         )
@@ -37,6 +45,10 @@ class Fingerprint:
     def check(self, view: ModelView) -> None:
         """Raise ModelMismatch, naming the first thing that differs."""
         other = Fingerprint.of(view)
+        given = view.working.given
+        outer = {name: outer for outer, name in aliases(given, view.working.inner).items()}
+        if self.names != other.names and self.names == tuple(outer[name] for name in view.layout.names):
+            other = Fingerprint._of(view, given, outer)  # of a version that kept the names that wrappers give
         if self.names != other.names or self.shapes != other.shapes:
             mine = dict(zip(self.names, self.shapes, strict=True))
             theirs = dict(zip(other.names, other.shapes, strict=True))

@@ -3,7 +3,8 @@
 Everything the curvature needs of a loss happens in output space, sample by sample:
 
     gradient   u = ∂ℓ/∂z                             shape (n, c)
-    factor     V with VᵀV = ∂²ℓ/∂z²                  shape (n, r, c)
+    cores      V with VᵀV = ∂²ℓ/∂z²                  in as few numbers as the loss needs
+    factor     the same as a tensor                  shape (n, r, c)
     sampled    ∂ℓ/∂z at a label drawn from the model  shape (n, c)
     margin     φ and ∂φ/∂z where ℓ = Σ log(1 + e^−φ)  shapes (n, r) and (n, r, c/r)
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ssse.errors import InvalidSetting
+from ssse.problem.cores import Cores, DenseCores
 
 # How ∂²ℓ/∂z² answers a change of z: not at all (least squares), by at most the factor e^|δ| where scores move by δ
 # (logistic and softmax: self-concordance), or in a way that only the user's own function knows.
@@ -88,6 +90,13 @@ class Loss(ABC):
 
     @abstractmethod
     def factor(self, z: Tensor, y: Tensor) -> Tensor: ...
+
+    def cores(self, z: Tensor, y: Tensor) -> Cores:
+        return DenseCores(self.factor(z, y))
+
+    def core_numbers(self, outputs: int) -> int:
+        """That `cores` of one sample are kept in."""
+        return outputs**2
 
     def expected(self, outputs: int) -> int:
         """How many rows `factor` has a sample; raises where it has none."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import grad, hessian, vmap
 
 from ssse.errors import InvalidData, InvalidSetting
+from ssse.problem.cores import Cores, DiagonalCores, SoftmaxCores
 from ssse.problem.loss import Loss, Margins, Response
 from ssse.problem.token_losses import TOKEN_LOSSES
 from ssse.system.digests import digest_bytes
@@ -48,9 +49,13 @@ class CrossEntropy(Loss):
         return z.softmax(1) - F.one_hot(y.long(), z.shape[1]).to(z.dtype)
 
     def factor(self, z: Tensor, y: Tensor) -> Tensor:
-        p = z.softmax(1)
-        identity = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
-        return p.sqrt()[:, :, None] * (identity - p[:, None, :])  # √p_r (e_r − p)
+        return self.cores(z, y).dense()
+
+    def cores(self, z: Tensor, y: Tensor) -> Cores:
+        return SoftmaxCores(z.softmax(1))
+
+    def core_numbers(self, outputs: int) -> int:
+        return outputs
 
     def sampled(self, z: Tensor, y: Tensor, uniform: Tensor) -> Tensor:
         p = z.softmax(1)
@@ -95,7 +100,13 @@ class BinaryCrossEntropy(Loss):
         return z.sigmoid() - _like(z, y)
 
     def factor(self, z: Tensor, y: Tensor) -> Tensor:
-        return torch.diag_embed((z.sigmoid() * (-z).sigmoid()).sqrt())
+        return self.cores(z, y).dense()
+
+    def cores(self, z: Tensor, y: Tensor) -> Cores:
+        return DiagonalCores((z.sigmoid() * (-z).sigmoid()).sqrt())
+
+    def core_numbers(self, outputs: int) -> int:
+        return outputs
 
     def sampled(self, z: Tensor, y: Tensor, uniform: Tensor) -> Tensor:
         p = z.sigmoid()
@@ -128,8 +139,13 @@ class SquaredError(Loss):
         return z - _like(z, y)
 
     def factor(self, z: Tensor, y: Tensor) -> Tensor:
-        identity = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
-        return identity.expand(len(z), -1, -1)
+        return self.cores(z, y).dense()
+
+    def cores(self, z: Tensor, y: Tensor) -> Cores:
+        return DiagonalCores(torch.ones_like(z))
+
+    def core_numbers(self, outputs: int) -> int:
+        return outputs
 
     def sampled(self, z: Tensor, y: Tensor, uniform: Tensor) -> Tensor:
         # z − y with y ~ N(z, 1): minus a standard normal, by its inverse distribution function.

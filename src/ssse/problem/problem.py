@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +14,10 @@ from ssse.problem.losses import CustomLoss, Loss, LossLike, as_loss, total_loss
 from ssse.problem.parameters import LinearShape
 from ssse.problem.token_losses import TokenLoss
 from ssse.problem.training_mode import refuse_difference, refuse_training_mode, repeatable
+from ssse.problem.unusable import HALF
 from ssse.problem.view import ModelView, ParameterChoice, flat_outputs
+from ssse.problem.working import Working
+from ssse.problem.wrappers import copied
 
 PROBE_SAMPLES = 32
 
@@ -27,14 +30,16 @@ class Problem(ModelView):
         linear: the shape of θ if it is one linear layer that ends the model: everything then has a closed form.
     """
 
-    def __init__(self, model: nn.Module, loss_fn: LossLike | Loss, parameters: ParameterChoice, samples: Batch):
+    def __init__(
+        self, model: nn.Module | Working, loss_fn: LossLike | Loss, parameters: ParameterChoice, samples: Batch
+    ):
         """`samples`: a batch of the data; what cannot work on its first few is refused.
 
         Raises:
             InvalidModel, InvalidData, InvalidSetting: with the repair.
         """
-        refuse_training_mode(model)
         super().__init__(model, parameters)
+        refuse_training_mode(self.model)
         self.loss: Loss = as_loss(loss_fn)
         self.linear: LinearShape | None = None
         self._layer: str | None = None  # the name of that linear layer
@@ -46,7 +51,7 @@ class Problem(ModelView):
 
     def copied(self) -> Problem:
         """The same problem on a copy of the model, which nobody else can change."""
-        return self.on(copy.deepcopy(self.model))
+        return self.on(copied(self.model))
 
     @torch.no_grad()
     def forward(self, x: Inputs) -> tuple[Tensor, Tensor | None]:
@@ -73,20 +78,16 @@ class Problem(ModelView):
         """Refuse what cannot work, find out whether the model is linear in θ; returns the number of outputs."""
         x, y = slice_batch(batch[0], slice(0, PROBE_SAMPLES)), batch[1][:PROBE_SAMPLES]
         floating = x.values() if isinstance(x, dict) else [x]
-        if self.dtype not in (torch.float32, torch.float64):
-            raise InvalidModel(
-                f"The parameters are {self.dtype}, too coarse for a curvature. Use the model in float32, "
-                "model.float(), with inputs of the same dtype, x.float(); what comes out can be cast back."
-            )
         for value in floating:
+            if self.working.rounds and value.dtype in HALF:
+                continue  # the copy in float32 takes these
             if value.is_floating_point() and value.dtype != self.dtype:
                 raise InvalidData(
                     f"The inputs are {value.dtype} and the parameters {self.dtype}; cast one of them, "
                     f"for instance x.to({self.dtype})."
                 )
         refuse_difference(self.model, x)
-        with torch.no_grad():
-            raw = self.outputs_of(x)
+        raw = self._first_outputs(x)
         if raw.dim() == 0 or len(raw) != len(y):
             raise InvalidModel(f"{len(y)} samples gave an output of shape {tuple(raw.shape)}; one row each is needed.")
         if isinstance(self.loss, CustomLoss):
@@ -125,6 +126,36 @@ class Problem(ModelView):
             self._check_head(calls)
         self._find_linear(x, calls, z)
         return z.shape[1]
+
+    @torch.no_grad()
+    def _first_outputs(self, x: Inputs) -> Tensor:
+        """As the model gives them; layers that compute in a coarser dtype than θ has are refused."""
+        coarse: list[str] = []
+
+        def note(name: str, module: nn.Module, _: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and output.dtype in HALF and not coarse:
+                coarse.append(f"{type(module).__name__} '{name}' gives {output.dtype}")
+
+        handles = [m.register_forward_hook(partial(note, name)) for name, m in self.model.named_modules()]
+        try:
+            raw = self.outputs_of(x)
+        except RuntimeError as error:
+            if self.working.rounds:
+                raise InvalidModel(
+                    "The model is in half precision and cannot run in float32, in which a curvature is computed: "
+                    f"{error}. Take casts to half precision out of its forward()."
+                ) from error
+            raise
+        finally:
+            for handle in handles:
+                handle.remove()
+        if coarse or (raw.is_floating_point() and raw.dtype != self.dtype):
+            found = coarse[0] if coarse else f"The model gives {raw.dtype}"
+            raise InvalidModel(
+                f"{found}, and the parameters in θ are {self.dtype}: gradients would be rounded on the way, or do not "
+                "exist. Take the cast or the autocast out of forward() (of accelerate's models with unwrap_model)."
+            )
+        return raw
 
     def _linear_calls(self, x: Inputs) -> list[tuple[nn.Linear, Tensor, Tensor]]:
         """Every linear layer that runs, in order, with copies of its input and output."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -13,6 +11,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from ssse.errors import InvalidModel
 from ssse.problem.batches import Inputs
 from ssse.problem.view import arguments, tensor_output
+from ssse.problem.wrappers import copied
 
 
 def refuse_training_mode(model: nn.Module) -> None:
@@ -58,7 +57,7 @@ def refuse_difference(model: nn.Module, x: Inputs) -> None:
     if not any(module.training for module in model.modules()):
         return
     args, kwargs = arguments(x)
-    training, calm = copy.deepcopy(model), copy.deepcopy(model).eval()
+    training, calm = copied(model), copied(model).eval()
     with torch.random.fork_rng():
         state = _random_states()
         output = tensor_output(training(*args, **kwargs))

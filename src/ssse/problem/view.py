@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ssse.errors import InvalidModel, InvalidSetting
+from ssse.errors import InvalidModel
 from ssse.problem.batches import Inputs
+from ssse.problem.choice import ParameterChoice, choose_parameters
 from ssse.problem.parameters import Layout
+from ssse.problem.unusable import refuse_autocast
+from ssse.problem.working import Working
+from ssse.problem.wrappers import aliases, copied, unwrapped
 
-ParameterChoice = str | Sequence[str]
+__all__ = ["ModelView", "ParameterChoice", "arguments", "choose_parameters", "flat_outputs", "tensor_output"]
 
 
 class ModelView:
@@ -24,12 +27,16 @@ class ModelView:
     The rest of the model stays as it is, and the model itself is never changed.
 
     Attributes:
-        layout: the parameters in θ. dtype, device: that they share.
+        working: the model as it was given and as it is worked on; a view of the same may be made from it.
+        model: that is worked on: without wrappers, and not in half precision.
+        layout: the parameters in θ, by their names without wrappers. dtype, device: that they share in `model`.
     """
 
-    def __init__(self, model: nn.Module, parameters: ParameterChoice = "all"):
-        self.model = model
-        self.layout: Layout = choose_parameters(model, parameters)
+    def __init__(self, model: nn.Module | Working, parameters: ParameterChoice = "all"):
+        self.working: Working = model if isinstance(model, Working) else Working.of(model)
+        self.model: nn.Module = self.working.model
+        inner = self.working.inner
+        self.layout: Layout = choose_parameters(inner, parameters, aliases(self.working.given, inner))
         tensors = self.parameters()
         kinds = {(p.dtype, p.device) for p in tensors.values()}
         if len(kinds) > 1:
@@ -41,6 +48,7 @@ class ModelView:
         self.dtype: torch.dtype
         self.device: torch.device
         self.dtype, self.device = next(iter(kinds))
+        refuse_autocast(self.device)
         for name, value in tensors.items():
             if not bool(torch.isfinite(value).all()):
                 raise InvalidModel(f"Parameter '{name}' holds NaN or infinity; the model did not train properly.")
@@ -49,13 +57,25 @@ class ModelView:
         named = dict(self.model.named_parameters())
         return {name: named[name].detach() for name in self.layout.names}
 
+    def stored_parameters(self) -> dict[str, Tensor]:
+        """As the model was given, in its own dtypes."""
+        named = dict(self.working.inner.named_parameters())
+        return {name: named[name].detach() for name in self.layout.names}
+
     def theta(self) -> Tensor:
         return self.layout.flatten(self.parameters())
 
+    def rounded(self, theta: Tensor) -> Tensor:
+        """θ as a model handed back holds it: in half precision another, otherwise the same."""
+        if not self.working.rounds:
+            return theta
+        own, parts = self.stored_parameters(), self.layout.unflatten(theta)
+        return self.layout.flatten({name: value.to(own[name].dtype).to(theta.dtype) for name, value in parts.items()})
+
     def with_theta(self, theta: Tensor) -> nn.Module:
-        """A copy of the model with θ replaced."""
-        model = copy.deepcopy(self.model)
-        named = dict(model.named_parameters())
+        """A copy of the model with θ replaced: in its wrappers and its own dtypes."""
+        model = copied(self.working.given)
+        named = dict(unwrapped(model).named_parameters())
         with torch.no_grad():
             for name, value in self.layout.unflatten(theta).items():
                 named[name].copy_(value)
@@ -64,8 +84,13 @@ class ModelView:
     def on(self, model: nn.Module) -> Self:
         """The same view of another model of the same form."""
         other = copy.copy(self)
-        other.model = model
+        other.working = Working.of(model)
+        other.model = other.working.model
         return other
+
+    def unrounded(self) -> Self:
+        """The same view of the model that is worked on, as if it had been given: nothing is rounded."""
+        return self.on(self.model)
 
     def call(self, parameters: Mapping[str, Tensor], x: Inputs) -> Tensor:
         """z as a pure function of θ (as named tensors) and x, shape (n, c)."""
@@ -75,40 +100,6 @@ class ModelView:
         """As the model gives them."""
         args, kwargs = arguments(x)
         return tensor_output(self.model(*args, **kwargs))
-
-
-def choose_parameters(model: nn.Module, choice: ParameterChoice) -> Layout:
-    """Names → layout, in `named_parameters()` order; frozen parameters stay out."""
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not trainable:
-        raise InvalidModel("No parameter of the model has requires_grad=True, so there is nothing to change.")
-    if choice == "all":
-        names = list(trainable)
-    elif choice == "head":
-        linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-        if not linears:
-            raise InvalidSetting('parameters="head" needs a linear layer; the model has none. Name parameters instead.')
-        label, layer = linears[-1]
-        names = [name for name, p in trainable.items() if p is layer.weight or p is layer.bias]
-        if not names:
-            raise InvalidModel(f"The last linear layer, '{label}', is frozen (requires_grad=False).")
-    elif isinstance(choice, str):
-        raise InvalidSetting(f'parameters must be "all", "head" or a list of names, not {choice!r}.')
-    else:
-        known = dict(model.named_parameters())
-        for name in choice:
-            if name not in trainable:
-                near = difflib.get_close_matches(name, trainable, 1)
-                hint = f" Did you mean '{near[0]}'?" if near else ""
-                raise InvalidSetting(
-                    f"Parameter '{name}' is frozen (requires_grad=False)."
-                    if name in known
-                    else f"The model has no parameter '{name}'.{hint}"
-                )
-        names = [name for name in trainable if name in set(choice)]
-        if not names:
-            raise InvalidSetting("parameters is an empty list; name at least one.")
-    return Layout(tuple(names), tuple(tuple(trainable[name].shape) for name in names))
 
 
 def arguments(x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -38,4 +38,5 @@ def _environment(room: str) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        auto_reload=False,  # they are part of the program: read once
     )

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.func import grad, jvp, vjp, vmap
 
 from ssse.problem.batches import Inputs
+from ssse.problem.cores import BlockCores, Cores
 from ssse.problem.problem import Problem
-from ssse.rows.cores import BlockCores, Cores, along, combined, core_count
 from ssse.rows.held import ExplicitRows, HeldRows, Rows
 
 AT_A_TIME = 2**24  # numbers of the output space, where a sample's rows come one after another
@@ -26,20 +26,20 @@ class NetworkRows(Rows):
     cores: Cores
 
     def __post_init__(self) -> None:
-        first = self.cores.values if isinstance(self.cores, BlockCores) else self.cores
-        self.count: int = first.shape[0] * first.shape[1]
-        self._dtype: torch.dtype = first.dtype
+        n, r, _ = self.cores.shape
+        self.count: int = n * r
         self.dim: int = self.problem.layout.dim
 
     @torch.no_grad()  # parameters outside θ may ask for gradients of their own
     def times(self, v: Tensor) -> Tensor:
-        tangent = self.problem.layout.unflatten(v.to(self._dtype))
+        tangent = self.problem.layout.unflatten(v.to(self.problem.dtype))
         jv = jvp(self._outputs, (self.problem.parameters(),), (tangent,))[1]
-        return along(self.cores, jv).reshape(-1)
+        return self.cores.times(jv.unsqueeze(2)).reshape(-1)
 
     @torch.no_grad()
     def transposed_times(self, u: Tensor) -> Tensor:
-        cotangent = combined(self.cores, u.to(self._dtype).view(-1, core_count(self.cores)))
+        n, r, _ = self.cores.shape
+        cotangent = self.cores.transposed_times(u.to(self.problem.dtype).view(n, r, 1)).squeeze(2)
         pull = vjp(self._outputs, self.problem.parameters())[1]
         return self.problem.layout.flatten(pull(cotangent)[0])
 
@@ -47,7 +47,7 @@ class NetworkRows(Rows):
     def explicit(self) -> ExplicitRows:
         """Every row, by one vectorised reverse pass over the batch."""
         problem, blocks = self.problem, isinstance(self.cores, BlockCores)
-        values = self.cores.values if isinstance(self.cores, BlockCores) else self.cores
+        values = self.cores.values if isinstance(self.cores, BlockCores) else self.cores.dense()
 
         def of_one(parameters: dict[str, Tensor], x: Inputs, cores: Tensor) -> dict[str, Tensor]:
             pull = vjp(lambda p: problem.call(p, _batch_of_one(x))[0], parameters)[1]

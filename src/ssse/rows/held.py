@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ssse.problem.cores import Cores, cores_from_tensors, join_cores
 from ssse.problem.parameters import Block, LinearShape
 
 CPU_STRIP, GPU_STRIP = 512, 2048
@@ -145,7 +146,7 @@ class LinearRows(HeldRows):
     """
 
     features: Tensor  # (n, p) or (n, p+1)
-    cores: Tensor  # (n, r, c)
+    cores: Cores
     shape: LinearShape
     digests: Tensor | None = None
 
@@ -157,28 +158,24 @@ class LinearRows(HeldRows):
         layer = self._as_layer(v.to(self.features.dtype).reshape(self.dim, -1))  # (c, p̃, q)
         c, p, q = layer.shape
         z = (self.features @ layer.permute(1, 0, 2).reshape(p, c * q)).view(-1, c, q)
-        return (self.cores @ z).reshape(self.count, *v.shape[1:])
+        return self.cores.times(z).reshape(self.count, *v.shape[1:])
 
     def transposed_times(self, u: Tensor) -> Tensor:
         n, r, c = self.cores.shape
-        d = self.cores.mT @ u.to(self.features.dtype).reshape(n, r, -1)  # (n, c, q)
+        d = self.cores.transposed_times(u.to(self.features.dtype).reshape(n, r, -1))  # (n, c, q)
         q = d.shape[2]
         layer = (self.features.mT @ d.reshape(n, c * q)).view(-1, c, q).permute(1, 0, 2)
         return self._as_vector(layer).reshape(self.dim, *u.shape[1:])
 
     def matrix(self) -> Tensor:
         n, r, c = self.cores.shape
-        layer = (self.cores.unsqueeze(3) * self.features[:, None, None, :]).view(n * r, c, -1)
+        layer = (self.cores.dense().unsqueeze(3) * self.features[:, None, None, :]).view(n * r, c, -1)
         return self._as_vector(layer.permute(1, 2, 0)).mT
 
     def restricted(self, block: Block) -> Tensor:
         pieces = self.shape.pieces(block)
         outputs = sorted({piece.output for piece in pieces})
-        cores = self.cores[:, :, outputs]
-        if len(outputs) == 1:
-            cores = cores.norm(dim=1, keepdim=True)  # Σ_r v_r² (x ⊗ x) is one row of length ‖v‖
-        elif cores.shape[1] > len(outputs):
-            cores = torch.linalg.qr(cores, mode="r").R  # QᵀQ = I: the same sum of squares in fewer rows
+        cores = self.cores.compact(outputs)
         parts = [
             cores[:, :, outputs.index(piece.output), None] * self.features[:, None, piece.columns] for piece in pieces
         ]
@@ -186,14 +183,14 @@ class LinearRows(HeldRows):
 
     def count_on(self, block: Block) -> int:
         outputs = len({piece.output for piece in self.shape.pieces(block)})
-        return len(self.cores) * min(self.cores.shape[1], outputs)
+        return self.cores.shape[0] * min(self.cores.shape[1], outputs)
 
     def add_gram(self, out: Tensor, block: Block, sign: float = 1.0) -> None:
         pieces = self.shape.pieces(block)
         for i, left in enumerate(pieces):
             for right in pieces[: i + 1]:
-                weights = (self.cores[:, :, left.output] * self.cores[:, :, right.output]).sum(1)
-                if not bool(weights.any()):
+                weights = self.cores.weights(left.output, right.output)
+                if weights is None:
                     continue  # logistic attributes do not meet each other
                 target = out[left.place, right.place]
                 weighted = self.features[:, left.columns] * weights[:, None]
@@ -212,36 +209,37 @@ class LinearRows(HeldRows):
         inner = self.features @ other.features.mT
         n, r, c = self.cores.shape
         m, s, _ = other.cores.shape
-        outer = (self.cores.reshape(n * r, c) @ other.cores.reshape(m * s, c).mT).view(n, r, m, s)
+        left, right = self.cores.dense().reshape(n * r, c), other.cores.dense().reshape(m * s, c)
+        outer = (left @ right.mT).view(n, r, m, s)
         return (outer * inner[:, None, :, None]).reshape(n * r, m * s)
 
     def slabs(self, block: Block) -> Sequence[HeldRows]:
         if block.ranges == ((0, self.dim),):
             return [self]  # weights and biases in one product
         return [
-            LinearRows(self.features[:, slab.columns], self.cores[:, :, slab.outputs], slab.shape)
+            LinearRows(self.features[:, slab.columns], self.cores.on(slab.outputs), slab.shape)
             for slab in self.shape.slabs(block)
         ]
 
     def squares(self) -> Tensor:
-        layer = self.cores.square().sum(1).mT @ self.features.square()
+        layer = self.cores.squares().mT @ self.features.square()
         return self._as_vector(layer.unsqueeze(2)).squeeze(1)
 
     def select(self, keep: Tensor) -> LinearRows:
-        n, r, c = self.cores.shape
+        r = self.cores.shape[1]
         samples = torch.div(keep, r, rounding_mode="floor")
         digests = None if self.digests is None else self.digests[keep.cpu()]
         whole = samples[::r]
         if len(keep) == len(whole) * r and bool((keep.view(-1, r) == whole[:, None] * r + _count(r, keep)).all()):
-            return LinearRows(self.features[whole], self.cores[whole], self.shape, digests)
+            return LinearRows(self.features[whole], self.cores.samples(whole), self.shape, digests)
         # Part of a sample's rows: a sample of one row for each.
-        return LinearRows(self.features[samples], self.cores.reshape(n * r, 1, c)[keep], self.shape, digests)
+        return LinearRows(self.features[samples], self.cores.rows(keep), self.shape, digests)
 
     def to(self, where: torch.dtype | torch.device) -> LinearRows:
         return LinearRows(self.features.to(where), self.cores.to(where), self.shape, self.digests)
 
     def tensors(self) -> dict[str, Tensor]:
-        tensors = {"features": self.features, "cores": self.cores}
+        tensors = {"features": self.features, **self.cores.tensors()}
         return tensors | ({} if self.digests is None else {"digests": self.digests})
 
     def _as_layer(self, v: Tensor) -> Tensor:
@@ -366,7 +364,7 @@ def join_rows(parts: Sequence[HeldRows]) -> HeldRows:
     first = parts[0]
     if isinstance(first, LinearRows):
         features = torch.cat([part.features for part in parts if isinstance(part, LinearRows)])
-        cores = torch.cat([part.cores for part in parts if isinstance(part, LinearRows)])
+        cores = join_cores([part.cores for part in parts if isinstance(part, LinearRows)])
         return LinearRows(features, cores, first.shape, join_digests(parts))
     return ExplicitRows(torch.cat([part.matrix() for part in parts]), join_digests(parts))
 
@@ -389,5 +387,5 @@ def rows_from_tensors(tensors: dict[str, Tensor], shape: LinearShape | None) -> 
             held.append(ExplicitRows(part["values"], part.get("digests")))
         else:
             assert shape is not None
-            held.append(LinearRows(part["features"], part["cores"], shape, part.get("digests")))
+            held.append(LinearRows(part["features"], cores_from_tensors(part), shape, part.get("digests")))
     return StackedRows(held)

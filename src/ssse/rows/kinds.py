@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ssse.errors import InvalidSetting
 from ssse.problem.batches import Batch, Inputs
+from ssse.problem.cores import BlockCores, Cores, DenseCores, DiagonalCores
 from ssse.problem.losses import Loss
 from ssse.problem.problem import Problem
 from ssse.problem.sample_digests import digest_samples
 from ssse.problem.token_losses import TokenLoss
 from ssse.rows.autodiff import NetworkRows, gradient_rows, held, margin_rows
-from ssse.rows.cores import BlockCores, Cores
 from ssse.rows.held import ExplicitRows, HeldRows, LinearRows, Rows
 from ssse.rows.score_sums import ScoreSums
 from ssse.system.digests import bytes_of, digest_lines
@@ -60,18 +60,30 @@ class RowKind:
             return loss.margins(outputs)
         return loss.expected(outputs) if self.name == "expected" else 1
 
-    def cores(self, loss: Loss, z: Tensor, y: Tensor, x: Inputs) -> Cores:
-        """Output-space vectors, shape (n, r, c)."""
-        if self.name == "empirical":
-            return loss.gradient(z, y).unsqueeze(1)
+    def core_numbers(self, loss: Loss, outputs: int) -> int:
+        """That the cores of one sample are kept in."""
         if self.name == "expected":
-            return loss.factor(z, y)
+            return loss.core_numbers(outputs)
+        return self.rows_per_sample(loss, outputs) * outputs
+
+    def cores(self, loss: Loss, z: Tensor, y: Tensor, x: Inputs) -> Cores:
+        """Output-space vectors, r of them a sample."""
+        if self.name == "expected":
+            return loss.cores(z, y)
+        if self.name == "empirical":
+            return DenseCores(loss.gradient(z, y).unsqueeze(1))
         if self.name == "margin":
             margins = loss.margin(z, y)
-            rows = margins.row_weights.unsqueeze(2) * margins.direction
-            return rows if rows.shape[1] == 1 else BlockCores(rows)
+            return _as_cores(margins.row_weights.unsqueeze(2) * margins.direction)
         uniform = torch.from_numpy(uniforms_of_samples(x, loss.draws(z.shape[1]), self.seed)).to(z)
-        return loss.sampled(z, y, uniform).unsqueeze(1)
+        return DenseCores(loss.sampled(z, y, uniform).unsqueeze(1))
+
+
+def _as_cores(parts: Tensor) -> Cores:
+    """Vectors of which each has its own part of the outputs, (n, r, c/r)."""
+    if parts.shape[1] == 1:
+        return DenseCores(parts)
+    return DiagonalCores(parts.squeeze(2)) if parts.shape[2] == 1 else BlockCores(parts)
 
 
 @dataclass
@@ -100,12 +112,12 @@ def measure(problem: Problem, kind: RowKind, batch: Batch) -> Measured:
     if kind.name == "empirical":
         slope = rows
     else:
-        slope = _make_rows(problem, x, features, problem.loss.gradient(z, y).unsqueeze(1))
+        slope = _make_rows(problem, x, features, DenseCores(problem.loss.gradient(z, y).unsqueeze(1)))
     gradient = slope.transposed_times(z.new_ones(len(y)))
     scores = None
     if isinstance(rows, LinearRows):
         energy = rows.times(problem.theta()).square().sum(dtype=torch.float64)
-        scores = ScoreSums(float(rows.cores.square().sum(dtype=torch.float64)), float(energy))
+        scores = ScoreSums(cores.mass, float(energy))
     return Measured(rows, total, gradient, len(y), scores)
 
 
@@ -157,7 +169,6 @@ def _margins(problem: Problem, x: Inputs, y: Tensor) -> tuple[ExplicitRows, Meas
 def _make_rows(problem: Problem, x: Inputs, features: Tensor | None, cores: Cores) -> LinearRows | NetworkRows:
     if problem.linear is None or features is None:
         return NetworkRows(problem, x, cores)
-    cores = cores.tensor() if isinstance(cores, BlockCores) else cores
     if problem.linear.bias:
         features = torch.cat([features, features.new_ones(len(features), 1)], dim=1)
     return LinearRows(features, cores, problem.linear)

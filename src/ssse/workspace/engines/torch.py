@@ -34,7 +34,7 @@ from ssse.problem.view import ModelView, flat_outputs
 from ssse.system.digests import digest_tensor
 from ssse.workspace.engines.engine import Asked, Engine, ErasedModel, Say
 from ssse.workspace.record.folder import WEIGHTS
-from ssse.workspace.settings import Fit, Settings
+from ssse.workspace.settings import Fit
 
 TRIED = 8  # samples that show whether model, loss and data fit together
 SAME_ANSWERS, COARSE = {torch.float64: 1e-9, torch.float32: 1e-4}, 1e-2  # of one model, computed twice
@@ -108,7 +108,7 @@ class TorchEngine(Engine):
         source = self.user_data.train
         self.try_out(model, source)
         x, y = read_batch(next(iter(self.user_data.batches(source))), self.device)
-        problem = Problem(model, self.loss, parameters_of(self.settings), (x, y))
+        problem = Problem(model, self.loss, self.settings.fit.parameters, (x, y))
         z, _ = problem.forward(x)
         return {
             "parameters": sum(p.numel() for p in model.parameters()),
@@ -154,7 +154,7 @@ class TorchEngine(Engine):
             curvature = Curvature.fit(
                 model, self.loss, data, damping=chosen.damping, weight_decay=chosen.weight_decay, rows=chosen.rows,
                 rows_per_batch=chosen.rows_per_batch, structure=_structure(chosen), blocks=chosen.blocks,
-                parameters=parameters_of(self.settings), dtype=chosen.dtype and getattr(torch, chosen.dtype),
+                parameters=self.settings.fit.parameters, dtype=chosen.dtype and getattr(torch, chosen.dtype),
                 memory_budget=chosen.memory_budget, seed=chosen.seed, progress=self.user_data.progress,
                 n=chosen.n and chosen.n - gone, on_plan=announce,
             )  # fmt: skip
@@ -225,7 +225,7 @@ class TorchEngine(Engine):
             "scale_source": calibrated.source if self.settings.erase.scale is None and calibrated else None,
             "damping": diagnostics.damping,
             "seeds": {"rows": curvature.kind.seed},
-            "untouched": _untouched(checked.model, curvature),
+            "untouched": _untouched(checked.working.inner, curvature),
         }
         return ErasedModel(erasure.model, after, diagnostics, details)
 
@@ -289,12 +289,6 @@ def about(curvature: Curvature) -> dict[str, Any]:
         "damping": curvature.damping,
         "weight_decay": curvature.weight_decay,
     }
-
-
-def parameters_of(settings: Settings) -> str | list[str]:
-    """ "all", "head", or names; one name alone may stand without a list."""
-    chosen = settings.fit.parameters
-    return chosen if isinstance(chosen, list) or chosen in ("all", "head") else [chosen]
 
 
 def _structure(chosen: Fit) -> StructureName | Choice:
