@@ -158,7 +158,7 @@ def test_a_sequence_is_erased_and_another_after_it(structure, rows):
 def test_the_weight_decay_of_a_mean_over_tokens_is_told_by_the_gradient():
     model, batch = taught()
     labels = float((batch["labels"][:, 1:] != IGNORED).sum(1).double().mean())
-    with pytest.warns(ssse.DoubtfulSetting, match="stationary for a weight decay"):
+    with pytest.warns(ssse.DoubtfulSetting, match="took the mean over all tokens of a batch"):
         curvature = ssse.Curvature.fit(model, "causal_lm", [batch], weight_decay=DECAY, progress=False)
     assert curvature.decay_estimate == pytest.approx(DECAY * labels, rel=0.02)
 

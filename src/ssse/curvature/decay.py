@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ssse.problem.losses import NAMED
 from ssse.problem.parameters import Layout
+from ssse.problem.token_losses import TOKEN_LOSSES
 
 # Measured on models trained by SGD, Adam and L-BFGS: mini-batches leave a gradient nearly orthogonal to θ, so that ŵ is
 # right to 20 % even where it explains little; what training has not finished makes it too large, and never too small.
@@ -113,7 +114,13 @@ def _cause(found: DecayEstimate, given: float, around: Circumstances) -> str:
         causes.append((1 / c, f"The loss was scaled by the number of outputs, {c}: {sums}."))
     if around.mean_weight is not None:
         weight = around.mean_weight
-        causes.append((weight, f"A mean with class weights divides by their mean, {weight:.4g} over these samples."))
+        mean = f"A mean with class weights divides by their mean, {weight:.4g} over these samples."
+        if around.loss in TOKEN_LOSSES:
+            mean = (
+                f"The training took the mean over all tokens of a batch, and '{around.loss}' is a sequence's sum: "
+                f"multiply the weight decay by the mean number of labels, {weight:.4g}."
+            )
+        causes.append((weight, mean))
     near = min(max(NEAR, found.error / max(found.value, 1e-300)), 2 * NEAR)
     fitting = sorted((abs(ratio / usual - 1), text) for usual, text in causes if abs(ratio / usual - 1) <= near)
     if fitting:

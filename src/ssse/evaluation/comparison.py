@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import nn
@@ -49,6 +49,9 @@ class Comparison:
     level: float
     notes: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
+    right: ClassVar[str] = "accuracy, %"  # what the records' `right` and `confidences` are called
+    confidence: ClassVar[str] = "confidence"
+
     def rows(self) -> Iterator[Row]:
         yield from self.accuracies()
         if self.goal:
@@ -81,7 +84,7 @@ class Comparison:
 
     def accuracies(self) -> Iterator[Row]:
         for split in self.records.splits:
-            measure = Measure(f"accuracy_{split}", SPLITS[split], "accuracy, %")
+            measure = Measure(f"accuracy_{split}", SPLITS[split], self.right)
             yield self.row(measure, lambda key, split=split: 100 * self.records.accuracies(key)[split])
 
     def gaps(self) -> Iterator[Row]:
@@ -131,6 +134,14 @@ class Comparison:
                 )
 
             yield self.gap_row(measure, of_performance)
+        yield from self.distances()
+
+    def distances(self) -> Iterator[Row]:
+        """The parameters', where original, retrained and this model have the same ones."""
+        start = self.records.seeds(self.original)
+        if not start:
+            return
+        group = f"between '{self.original}' and '{self.retrained}'"
         modules = {key: model for key, model in self.records.models.items() if isinstance(model, nn.Module)}
         first = modules.get(start[0])
         if first is None or next(first.parameters(), None) is None:
@@ -169,7 +180,7 @@ class Comparison:
         def by_confidence(key: Key) -> Attack:
             return threshold_attack(forgotten[key].phi, held[key].phi, level=self.level)
 
-        yield self.audit_row(Measure("attack", "confidence", group, 3), by_confidence)
+        yield self.audit_row(Measure("attack", self.confidence, group, 3), by_confidence)
         if self.goal:
 
             def calibrated(key: Key) -> Attack | None:
@@ -179,7 +190,7 @@ class Comparison:
                 references = (np.stack([records[other].phi for other in others]) for records in (forgotten, held))
                 return reference_attack(forgotten[key].phi, held[key].phi, *references, level=self.level)
 
-            title = f"confidence, less that of '{self.retrained}'"
+            title = f"{self.confidence}, less that of '{self.retrained}'"
             measure = Measure("calibrated_attack", title, group, 3)
             if len(self.goal) == 2:
                 mirrored = "two of them mirror each other, so their mean is 0.5 by construction"

@@ -16,9 +16,11 @@ from ssse.evaluation.outputs import Model
 from ssse.evaluation.records import collect
 from ssse.evaluation.splits import SPLITS, Splits, check_splits
 from ssse.evaluation.table import Cell, Evaluation, Measure
+from ssse.evaluation.tokens import TokenComparison, check_canaries, collect_tokens
 from ssse.metrics.objective import objective
 from ssse.metrics.relearning import relearn_time
-from ssse.problem.losses import LossLike
+from ssse.problem.losses import LossLike, as_loss
+from ssse.problem.token_losses import TokenLoss
 from ssse.problem.view import ParameterChoice
 
 RELEARNED = 1.05  # times the original model's loss on S counts as learnt again
@@ -34,6 +36,7 @@ def evaluate(
     weight_decay: float = 0.0,
     parameters: ParameterChoice = "all",
     relearn: Mapping[str, Any] | bool | None = None,
+    canaries: Sequence[tuple[Any, Any]] | None = None,
     level: float = 0.05,
     progress: bool = True,
 ) -> Evaluation:
@@ -49,7 +52,12 @@ def evaluate(
             the flags say so.
         loss_fn, weight_decay, parameters: as in `ssse.Curvature.fit`; with a loss L₋S and ‖∇L₋S‖ are measured too.
         relearn: True, or options of `ssse.metrics.relearn_time`, to measure that too; needs loss_fn.
+        canaries: pairs (canary, alternatives) of token ids, as in `ssse.metrics.exposure`; of language models.
         level: of the audits: a model that never saw S passes one with probability 1 − level.
+
+    Of a language model, with loss_fn="causal_lm" or another loss of tokens, a sequence is a sample: loss and perplexity
+    of a token come first, accuracy is the share of labels that were the model's first choice, attacks go by the mean
+    log-likelihood of a sequence, and the divergence is the mean over its labels. δ is not defined and left out.
 
     The predictions' divergence is KL(p̄ ‖ p) in nats, p̄ the average prediction of the retrained models but one, averaged
     over which one. The noise floor is the same number for each retrained model against all others of its kind.
@@ -67,14 +75,21 @@ def evaluate(
     flags = [_missing(models, "original", original), _missing(models, "retrained", retrained)]
     if original == retrained:
         raise InvalidSetting(f"'{original}' cannot be both the original and the retrained model.")
+    loss = None if loss_fn is None else as_loss(loss_fn)
+    planted = [] if canaries is None else check_canaries(canaries, loss)
     if loss_fn is not None:
         _check_two_passes(splits)
     if relearn is not None:
         _check_relearning(models, splits, original, loss_fn, relearn)
     with torch.random.fork_rng(devices=[]):  # a data loader draws from it, shuffled or not
-        records = collect(models, splits, retrained, progress)
-        comparison = Comparison(records, original, retrained, level)
-        rows = list(comparison.rows())
+        if isinstance(loss, TokenLoss):
+            records = collect_tokens(models, splits, loss, retrained, progress)
+            comparison = TokenComparison(records, original, retrained, level)
+            rows = [*comparison.rows(), *(comparison.exposures(planted) if planted else ())]
+        else:
+            records = collect(models, splits, retrained, progress)
+            comparison = Comparison(records, original, retrained, level)
+            rows = list(comparison.rows())
         if loss_fn is not None:
             rows += _objectives(comparison, splits, loss_fn, weight_decay, parameters, progress)
             rows += [] if relearn is None else _relearning(comparison, splits, loss_fn, relearn)

@@ -83,7 +83,7 @@ def measure_split(
         if kind != (task or kind):
             raise InvalidData(f"Some batches of '{split}' have class indices as labels, others attributes.")
         task, outputs = kind, first.shape[1]
-        divergences = _divergences(logits, task, retrained)
+        divergences = divergences_from(logits, task, retrained)
         for key, z in logits.items():
             part = parts.setdefault(key, _Parts())
             part.add(z, truth, task, with_confidences, divergences.get(key), keep=split == "forgotten")
@@ -94,7 +94,7 @@ def measure_split(
     return MeasuredSplit(records, np.concatenate(labels), task, outputs)
 
 
-def _divergences(logits: Mapping[Key, np.ndarray], task: Task, retrained: Sequence[Key]) -> dict[Key, np.ndarray]:
+def divergences_from(logits: Mapping[Key, np.ndarray], task: Task, retrained: Sequence[Key]) -> dict[Key, np.ndarray]:
     """From the retrained models' average prediction, for a retrained model that of the others.
 
     An average of R models is nearer to everything than one of R − 1. So that values and floor can be compared, every

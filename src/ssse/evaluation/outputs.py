@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from ssse.problem.unusable import HALF, refuse_autocast
 from ssse.problem.view import arguments, tensor_output
 
 Model = nn.Module | Callable[[Any], Any]
+T = TypeVar("T")
 
 
 def check_model(model: Model, name: str) -> None:
@@ -29,12 +30,17 @@ def check_model(model: Model, name: str) -> None:
         raise InvalidModel(f"'{name}' must be a torch module or a function from inputs to logits, not {type(model)}.")
 
 
-@torch.no_grad()
 def logits_of(model: Model, x: Inputs, name: str) -> np.ndarray:
     """Logits as float64, shape (n, outputs), of a module or of any function of the inputs."""
+    return read_outputs(model, x, name, as_logits)
+
+
+@torch.no_grad()
+def read_outputs(model: Model, x: Inputs, name: str, read: Callable[[Any, str], T]) -> T:
+    """What `read` makes of a model's outputs and its name."""
     try:
         if not isinstance(model, nn.Module):
-            return as_logits(model(x), name)
+            return read(model(x), name)
         parameter = next(iter(model.parameters()), None)
         if parameter is not None:
             refuse_autocast(parameter.device)
@@ -42,7 +48,7 @@ def logits_of(model: Model, x: Inputs, name: str) -> np.ndarray:
             x = _as_halves(model, x)
         args, kwargs = arguments(x)
         refuse_difference(model, x)
-        return as_logits(tensor_output(model(*args, **kwargs)), name)
+        return read(tensor_output(model(*args, **kwargs)), name)
     except Exception as error:  # whatever it is, it is passed on: with the name of the model, one of many perhaps
         _refuse_other_dtype(model, x, name, error)
         error.add_note(f"This came from the model '{name}'.")

@@ -76,7 +76,7 @@ class Records:
 
 def collect(models: Mapping[str, Model | Sequence[Model]], splits: Splits, retrained: str, progress: bool) -> Records:
     """One pass over each split, every model on every batch."""
-    records = Records(_named(models))
+    records = Records(named_models(models))
     if len({str(key) for key in records.models}) < len(records.models):
         raise InvalidSetting("Two models end up with the same name; call them differently.")
     ranges = {key: _Range() for key in records.models}
@@ -142,7 +142,7 @@ class _Range:
         return self.sum_to_one and bool(np.all(self.low >= 0))
 
 
-def _named(models: Mapping[str, Model | Sequence[Model]]) -> dict[Key, Model]:
+def named_models(models: Mapping[str, Model | Sequence[Model]]) -> dict[Key, Model]:
     if not models:
         raise InvalidSetting("There are no models to evaluate.")
     named: dict[Key, Model] = {}

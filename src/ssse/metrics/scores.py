@@ -37,7 +37,8 @@ def as_logits(value: Any, name: str = "logits") -> np.ndarray:
     if logits.ndim == 1:
         logits = logits[:, None]
     if logits.ndim != 2:
-        raise InvalidData(f"{name}: logits have the shape (samples, outputs); these have {logits.shape}.")
+        language = " Of a language model: pass loss_fn='causal_lm'." if logits.ndim == 3 else ""
+        raise InvalidData(f"{name}: logits have the shape (samples, outputs); these have {logits.shape}.{language}")
     if not logits.size:
         raise InvalidData(f"{name}: there are no samples; a measure of an empty split has no meaning.")
     if not np.isfinite(logits).all():

@@ -92,6 +92,10 @@ class TokenLoss(Loss):
         """How many labels each sequence has, shape (n,)."""
         return (self.targets(y) != IGNORED).sum(1)
 
+    def class_weights(self, y: Tensor) -> Tensor | None:
+        """As of classes, what a mean over all tokens of a batch divides by: the labels of each sequence."""
+        return None if self.mean else self.counts(y)
+
     def token_values(self, z: Tensor, y: Tensor) -> Tensor:
         """−log p of every label, 0 where there is none, shape (n, T); neither weighed nor averaged."""
         target = self.targets(y)

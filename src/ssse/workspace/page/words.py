@@ -66,7 +66,10 @@ MEASURES = {
     "accuracy_test_same": "unseen samples of the same kind",
     "accuracy_test_other": "other unseen samples",
     "accuracy_test": "unseen samples",
+    "loss": "the loss of one token, on average",
+    "perplexity": "among how many tokens the model seems to choose",
     "mean_gap": "the mean difference in accuracy",
+    "loss_gap": "the mean difference in the loss of a token",
     "tow": "all accuracies in one number",
     "kl": "how far the predictions are away; 0 = the same",
     "delta": "0: mistakes them as the retrained model does, 1: as the original",
@@ -79,6 +82,8 @@ MEASURES = {
     "klom": "how far apart erased and retrained models are on each sample",
     "objective": "the loss of training on the data that stays",
     "gradient_norm": "its slope; 0 = trained to the end",
+    "exposure": "how far planted secrets stand out from others; 1 or so: not at all",
+    "exposure_max": "of the one that stands out most",
     "relearn": "fewer than the retrained model: something was left",
 }
 PANELS = {
@@ -114,7 +119,8 @@ def moment(time: str) -> str:
 
 
 def measure_meaning(key: str) -> str:
-    return MEASURES.get("kl" if key.startswith("kl_") else key, "")
+    """Of each split by itself there is one meaning: kl_forgotten, kl_test, …"""
+    return MEASURES.get(key) or MEASURES.get(key.partition("_")[0], "")
 
 
 def up_to(value: float | None) -> str:
