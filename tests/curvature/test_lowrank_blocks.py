@@ -11,8 +11,8 @@ from torch import Tensor
 
 import ssse
 from ssse.curvature.dense import DenseStructure
+from ssse.curvature.estimates import Plan
 from ssse.curvature.lowrank import LowRankBuilder, LowRankStructure
-from ssse.curvature.planning import Plan
 from ssse.errors import DoesNotFit, InvalidSetting, PrecisionLost
 from ssse.problem.parameters import Block, BlockChoice
 from ssse.rows.held import ExplicitRows, StackedRows
@@ -265,7 +265,7 @@ def test_the_plan_of_a_linear_model_counts_its_features_once_per_cut():
     biases = n**2 * (1 + 3) + n**3 / 3  # a kernel of their own
     assert weights.operations - one.operations == pytest.approx(biases)
     with pytest.raises(DoesNotFit, match="lowrank, 2 blocks"):
-        plan(sample, rows="empirical", blocks="parameter", memory_budget=weights.fit_bytes - 1)
+        plan(sample, rows="empirical", blocks="parameter", memory_budget=weights.stored_bytes)
     assert (
         plan(sample, rows="empirical", blocks="parameter", memory_budget=weights.fit_bytes).structure.kind == "lowrank"
     )

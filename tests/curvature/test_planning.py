@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import ssse
+from ssse.curvature import costs, planning
 from ssse.curvature import curvature as curvatures
 from ssse.curvature import fit as fits
-from ssse.curvature import planning
-from ssse.curvature.planning import Plan
+from ssse.curvature.costs import Speeds
+from ssse.curvature.estimates import Plan
 from ssse.errors import DoesNotFit
 from ssse.system import memory, progress
 from tests.support import problems
@@ -59,7 +60,7 @@ def test_the_moment_does_not_choose(monkeypatch, n):
     found, refused = set(), []
     for free in (24.0, 12.0, 3.0, 1.0, 0.1):
         monkeypatch.setattr(fits, "free_memory", lambda device, free=free: int(free * GIB))
-        monkeypatch.setattr(planning, "_SPEEDS", {("cpu", torch.float32): 1e9 / free, ("cpu", torch.float64): 1e9})
+        monkeypatch.setattr(costs, "_SPEEDS", {("cpu", torch.float32): Speeds(1e9 / free, 1e9, 1e9, 1e5)})
         try:
             found.add(picked(ssse.plan(*wide(n))))
         except DoesNotFit as error:
@@ -140,7 +141,8 @@ def test_a_long_fit_is_told_of_before_it_begins(monkeypatch):
     monkeypatch.setattr(curvatures, "say", lambda text, show: said.append(text))
     monkeypatch.setattr(curvatures, "WORTH_A_WORD", -1.0)
     fitted = ssse.Curvature.fit(sample.model, sample.loss, sample.data, damping=1e-2)
-    assert said == [f"Curvature: {fitted.chosen}, under a second; {fitted.reason}."]
+    request = "then under a second for a request of 1 sample"
+    assert said == [f"Curvature: {fitted.chosen}, under a second, {request}; {fitted.reason}."]
     ssse.Curvature.fit(sample.model, sample.loss, sample.data, damping=1e-2, on_plan=lambda plan: None)
     assert len(said) == 1
 

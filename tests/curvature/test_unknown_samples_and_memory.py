@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import ssse
-from ssse.curvature import planning
+from ssse.curvature import costs
 from ssse.errors import DoesNotFit, InvalidData, NotPositiveDefinite, PrecisionLost
+from ssse.system.memory import human_bytes
 from tests.support import dense, problems
 from tests.support.refusals import attempt, fit, refused, snapshot
 
@@ -100,7 +101,7 @@ def test_what_does_not_fit_names_what_does():
     with refused(DoesNotFit, "curvature of 51 parameters does not fit the memory budget of", sample.model) as caught:
         fit(sample, structure="dense", blocks="one", memory_budget=budget)
     asked, fits = str(caught.value).split("This would fit:")
-    assert planning.human_bytes(budget) in asked
+    assert human_bytes(budget) in asked
     assert "expected rows, dense, 1 block, float64" in asked.split("Asked for:")[1]
     assert "margin rows, lowrank, float64" in fits
     assert "dense, 1 block" not in fits
@@ -122,7 +123,7 @@ def test_the_estimate_of_a_small_data_set_is_small():
 
 
 def test_planning_leaves_the_random_numbers_alone(monkeypatch):
-    monkeypatch.setattr(planning, "_SPEEDS", {})
+    monkeypatch.setattr(costs, "_SPEEDS", {})
     sample = problems.linear("cross_entropy")
     before = torch.get_rng_state()
     fit(sample)

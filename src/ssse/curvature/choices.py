@@ -6,14 +6,17 @@ This is the list of structures: `CHOICES` are those to ask for, `STORED` those t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
 
+from ssse.curvature.costs import Work, factor_of, solves_of
 from ssse.curvature.dense import DenseBuilder, DenseStructure
 from ssse.curvature.diagonal import DiagonalBuilder, DiagonalStructure
+from ssse.curvature.lowered import steps_to_lower, worth_iterating
 from ssse.curvature.lowrank import LowRankBuilder, LowRankStructure
 from ssse.curvature.matrix_free import MatrixFreeStructure
 from ssse.curvature.recurrence import RecurrenceBuilder, RecurrenceStructure
@@ -28,32 +31,51 @@ PRECONDITIONER_SHARE = 0.4  # of the memory budget, that dense blocks as a preco
 
 @dataclass(frozen=True)
 class Extent:
-    """How much a structure has to hold.
+    """How much a structure has to hold, and to do.
 
     Attributes:
-        samples, rows: how many. dim: d. linear: the shape of θ, where rows have a closed form.
+        samples, rows: how many. groups: that they come in. dim: d.
+        linear: the shape of θ, where rows have a closed form.
         row_numbers: that all rows together are kept in; fewer than rows × d where they have a closed form.
         size: bytes of a number. budget: bytes of memory.
+        asked: samples of a request.
     """
 
     samples: int
     rows: int
+    groups: int
     dim: int
     row_numbers: int
     linear: LinearShape | None
     blocks: tuple[Block, ...]
     size: int
     budget: int
+    asked: int
+    dtype: torch.dtype
+
+    @property
+    def rows_asked(self) -> int:
+        return self.asked * self.rows // max(self.samples, 1)
+
+    @property
+    def steps(self) -> int:
+        """Solves that lower the damping to that of what remains."""
+        return steps_to_lower(1.0, 1 - min(self.asked / max(self.samples, 1), 0.9), self.dtype)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes that are held, needed for a while beside them, and stored on disk; floating-point operations."""
+    """Bytes that are held, needed for a while beside them, and stored on disk; the work of a fit and of a request.
+
+    `products`: with all rows and back, that a request takes, where it is solved by them.
+    """
 
     held: int
     spare: int
     stored: int
-    operations: float
+    work: Work
+    request: Work
+    products: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,14 +158,27 @@ class LowRank(Choice):
             raise InvalidSetting(f"rank must be at least 1, not {self.rank}.")
 
     def cost(self, extent: Extent) -> Cost:
-        rows, size = extent.rows, extent.size
+        rows, size, kept = extent.rows, extent.size, extent.row_numbers * extent.size
         kernels = len(extent.blocks) or 1
-        held, spare = extent.row_numbers * size + kernels * rows**2 * size, 2 * rows**2 * size
-        operations = rows**2 * _kernel_width(extent) + kernels * rows**3 / 3
+        held, spare = kept + kernels * rows**2 * size, 2 * rows**2 * size
+        work = Work(products=rows**2 * _kernel_width(extent), moved=4 * kept + 6 * kernels * rows**2 * size)
+        work += factor_of(rows, size) * kernels
+        asked = Work(moved=12 * kept, calls=4 * extent.groups) + self._left_out(extent) * kernels
         if self.rank is None:
-            return Cost(held, spare, held, operations)
+            return Cost(held, spare, held, work, asked)
         stored = (self.rank * extent.dim + self.rank**2) * size
-        return Cost(held, spare + self.rank * extent.dim * size, stored, operations + 9 * rows**3)
+        work += Work(products=2 * self.rank * rows * extent.dim, factors=9 * rows**3)
+        solved = Work(products=4 * self.rank * extent.dim * extent.rows_asked, moved=20 * stored, calls=100)
+        return Cost(held, spare + self.rank * extent.dim * size, stored, work, solved)
+
+    @staticmethod
+    def _left_out(extent: Extent) -> Work:
+        """`Dual.leave_out`: a column of the inverse for each row of S, then two solutions with the lower damping."""
+        rows, asked, size = extent.rows, extent.rows_asked, extent.size
+        work = solves_of(rows, asked, size) + Work(factors=12 * asked**3, moved=6 * rows * asked * size)
+        if worth_iterating(2 * extent.steps, rows):
+            return work + solves_of(rows, 1, size) * (2 * (extent.steps + 1))
+        return work + factor_of(rows, size) + Work(moved=4 * rows**2 * size) + solves_of(rows, 1, size) * 2
 
     def builder(self, ground: Ground) -> Builder:
         if self.rank is not None:
@@ -179,23 +214,37 @@ class MatrixFree(Choice):
             raise InvalidSetting(f"max_iterations must be at least 1, not {self.max_iterations}.")
 
     def cost(self, extent: Extent) -> Cost:
+        """A few vectors, the preconditioner, and the rows of a linear model while they fit into half of the budget."""
+        linear, size, vectors = extent.linear, extent.size, 12 * extent.dim * extent.size
+        if linear is None:
+            return Cost(0, vectors, 0, Work(moved=vectors), Work(moved=vectors), products=True)
+        kept = min(extent.row_numbers * size, extent.budget // 2)
+        if _dense_preconditioner(self.preconditioner, linear, size, extent.budget):
+            width = linear.inputs + linear.bias
+            blocks = linear.outputs * width**2 * size
+            work = Work(extent.samples * linear.outputs * width**2, moved=4 * blocks * extent.groups)
+            work += factor_of(width, size) * linear.outputs
+            return Cost(blocks + kept, vectors + blocks // linear.outputs, blocks, work, Work(moved=vectors), True)
+        work = Work(2 * extent.samples * extent.dim)
+        return Cost(extent.dim * size + kept, vectors, extent.dim * size, work, Work(moved=vectors), products=True)
+
+    def solving(self, extent: Extent) -> Work:
+        """One step of conjugate gradients on the rows of a linear model: a product with them, one back, and more."""
         linear, size = extent.linear, extent.size
-        if linear is not None and _fits_dense_blocks(linear, size, extent.budget):
-            held = linear.outputs * (linear.inputs + linear.bias) ** 2 * size
-            return Cost(held, held // linear.outputs, held, extent.samples * held / size)
-        held = extent.dim * size
-        return Cost(held, held, held, extent.samples * extent.dim)
+        assert linear is not None
+        work = Work(4 * extent.samples * extent.dim, moved=30 * extent.samples * linear.outputs * size)
+        work += Work(moved=20 * extent.dim * size, calls=40 * extent.groups)
+        if _dense_preconditioner(self.preconditioner, linear, size, extent.budget):
+            return work + solves_of(linear.inputs + linear.bias, 1, size) * linear.outputs
+        return work
 
     def builder(self, ground: Ground) -> Builder | None:
         """Of the preconditioner: a block per output where the model is linear and they fit, else the diagonal."""
         chosen, linear = self.preconditioner, ground.linear
-        if chosen == "auto":
-            size = torch.empty((), dtype=ground.dtype).element_size()
-            fits = linear is not None and _fits_dense_blocks(linear, size, ground.budget)
-            chosen = "dense" if fits else "diagonal" if linear is not None else "none"
-        if chosen == "none":
+        size = torch.empty((), dtype=ground.dtype).element_size()
+        if chosen == "none" or (chosen == "auto" and linear is None):
             return None
-        if chosen == "diagonal":
+        if chosen == "diagonal" or (linear and not _dense_preconditioner(chosen, linear, size, ground.budget)):
             return DiagonalBuilder(ground.layout.dim, ground.dtype, ground.device)
         blocks = make_blocks(ground.layout, "output" if linear is not None else "parameter", linear)
         return DenseBuilder(blocks, ground.dtype, ground.device)
@@ -209,7 +258,8 @@ class Diagonal(Choice):
 
     def cost(self, extent: Extent) -> Cost:
         held = extent.dim * extent.size
-        return Cost(held, held, held, extent.samples * extent.dim)
+        squares = Work(moved=3 * extent.rows * held) if extent.linear is None else Work(2 * extent.samples * extent.dim)
+        return Cost(held, held, held, squares, Work(moved=10 * held, calls=20))
 
     def builder(self, ground: Ground) -> Builder:
         return DiagonalBuilder(ground.layout.dim, ground.dtype, ground.device)
@@ -224,7 +274,9 @@ class Recurrence(Choice):
     needs_count = True
 
     def cost(self, extent: Extent) -> Cost:
-        return _cost_of_squares(extent)
+        """Every row is a step that reads and writes a whole block."""
+        cost = _cost_of_squares(extent)
+        return replace(cost, work=cost.work + Work(moved=4 * extent.rows * cost.held, calls=8 * extent.rows))
 
     def builder(self, ground: Ground) -> Builder:
         assert ground.n is not None  # asked for beforehand: needs_count
@@ -280,10 +332,46 @@ def named_choice(name: StructureName, options: Mapping[str, Any]) -> StructureNa
 def _cost_of_squares(extent: Extent) -> Cost:
     squares = [block.size**2 for block in extent.blocks]
     held, spare = sum(squares) * extent.size, 2 * max(squares) * extent.size
-    # Closed form: one weighted product of the features per pair of outputs, r rows for the price of one.
-    passes = extent.samples if extent.linear else extent.rows
-    operations = sum(passes * block.size**2 + block.size**3 / 3 for block in extent.blocks)
-    return Cost(held, spare, held, operations)
+    work = request = Work()
+    shapes = Counter((block.size, _outputs_in(extent.linear, block)) for block in extent.blocks)
+    for (size, outputs), count in shapes.items():
+        fit = _squares_of(extent, size, outputs, extent.samples, extent.rows, extent.groups)
+        work += (fit + factor_of(size, extent.size)) * count
+        request += _left_out_of_block(extent, size, outputs) * count
+    return Cost(held, spare, held, work, request)
+
+
+def _outputs_in(linear: LinearShape | None, block: Block) -> int:
+    """Of a linear model, those whose parameters are in the block."""
+    return 0 if linear is None else len({piece.output for piece in linear.pieces(block)})
+
+
+def _squares_of(extent: Extent, size: int, outputs: int, samples: int, rows: int, groups: int) -> Work:
+    """RᵀR of one block, its lower half.
+
+    Closed form: a weighted product of the features per pair of outputs, r rows for the price of one; half of a
+    symmetric product each, also off the diagonal.
+    """
+    if not outputs:
+        return Work(rows * size**2, moved=2 * groups * size**2 * extent.size, calls=groups * (3 + size / 512))
+    pairs, width = outputs * (outputs + 1) / 2, size / outputs
+    moved = pairs * (3 * samples * width + 3 * groups * width**2) * extent.size
+    return Work(pairs * samples * width**2, moved=moved, calls=groups * pairs * (12 + width / 512))
+
+
+def _left_out_of_block(extent: Extent, size: int, outputs: int) -> Work:
+    """By Woodbury's identity for few rows; else, or where a new factor is cheaper, by subtraction and a new factor."""
+    asked, each, steps = extent.rows_asked, extent.size, extent.steps
+    rows = min(asked, extent.asked * outputs) if outputs else asked
+    work = Work()
+    if rows < size:
+        work = solves_of(size, rows / 2, each) + Work(2 * rows**2 * size, 12 * rows**3, 4 * rows * size * each, 20)
+        if worth_iterating(steps, size):
+            return work + (solves_of(size, 1, each) + Work(4 * rows * size)) * (steps + 1)
+    else:
+        work = solves_of(size, 1, each) * 30 + Work(moved=30 * size**2 * each)  # how much was cancelled
+    work += _squares_of(extent, size, outputs, extent.asked, asked, 1) + Work(moved=8 * size**2 * each)
+    return work + factor_of(size, each)
 
 
 def _kernel_width(extent: Extent) -> int:
@@ -295,6 +383,8 @@ def _kernel_width(extent: Extent) -> int:
     return sum(shape.inputs + shape.outputs for shape in shapes)
 
 
-def _fits_dense_blocks(linear: LinearShape, size: int, budget: int) -> bool:
+def _dense_preconditioner(chosen: Preconditioner, linear: LinearShape, size: int, budget: int) -> bool:
     """Whether conjugate gradients on a linear model get a dense block per output."""
+    if chosen != "auto":
+        return chosen == "dense"
     return linear.outputs * linear.inputs**2 * size < PRECONDITIONER_SHARE * budget

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ssse.curvature.choices import Ground, MatrixFree
+from ssse.curvature.estimates import Plan, Task, Wanted
 from ssse.curvature.matrix_free import MatrixFreeStructure, RowSource
-from ssse.curvature.planning import Plan, Task, Wanted, forward_operations, make_plan
+from ssse.curvature.planning import make_plan
 from ssse.curvature.structure import Builder, Structure
+from ssse.curvature.trial import run_trial, samples_to_look_at
 from ssse.errors import InvalidData, PrecisionLost
 from ssse.problem.batches import Batch, check_repeatable, count_samples, read_batch, regroup
 from ssse.problem.fingerprint import Fingerprint
 from ssse.problem.losses import LossLike, as_loss
-from ssse.problem.problem import PROBE_SAMPLES, Problem
+from ssse.problem.problem import Problem
 from ssse.problem.sample_counts import (
     Counted,
     SampleCounter,
@@ -32,7 +33,7 @@ from ssse.problem.training_mode import refuse_training_mode
 from ssse.problem.view import ModelView, ParameterChoice
 from ssse.rows.autodiff import held as held_rows
 from ssse.rows.held import LinearRows, Rows
-from ssse.rows.kinds import Measured, RowKind, measure, measure_held
+from ssse.rows.kinds import Measured, RowKind, measure, measure_held, rows_of
 from ssse.rows.score_sums import ScoreSums
 from ssse.system.memory import free_memory, memory_budget, spare_memory
 from ssse.system.progress import track, waiting
@@ -117,6 +118,7 @@ def prepare(
     wanted: Wanted,
     budget: int | str | None,
     expected: int | None = None,
+    damping: float | None = None,
 ) -> Prepared:
     """Look at the first batch, refuse what cannot work, and choose."""
     as_loss(loss_fn)  # an unknown one is refused before the data is read
@@ -134,29 +136,16 @@ def prepare(
     seen = [batch for batch in seen if len(batch[1])]
     if not seen:
         raise InvalidData("The training data is empty.")
-    trial = next(regroup(seen, min(PROBE_SAMPLES, sum(len(y) for _, y in seen))))
-    problem = Problem(view.working, loss_fn, parameters, trial)
+    few = next(regroup(seen, min(samples_to_look_at(view.model), sum(len(y) for _, y in seen))))
+    problem = Problem(view.working, loss_fn, parameters, few)
     stated, total = memory_budget(device, budget), count_samples(data)
     free = free_memory(device) if budget is None else None  # a budget that was given is taken at its word
-    task = Task(problem, total, stated, free)
-    if problem.linear is None:
-        operations = forward_operations(problem, trial)
-        task = replace(task, forward_operations=operations, row_seconds=_row_seconds(problem, trial))
+    trial = run_trial(problem, few, stated)
+    task = Task(problem, problem.layout, problem.linear, total, stated, trial, free, damping)
     rest = (read_batch(batch, device) for batch in stream)
     counter = SampleCounter()
     batches = counter.watch(itertools.chain(seen, rest))
     return Prepared(problem, make_plan(task, wanted), batches, total, stated, expected, counter)
-
-
-def _row_seconds(problem: Problem, batch: Batch) -> float:
-    """Of one sample's gradient; the faster of two runs, since the first one also warms up."""
-    best = float("inf")
-    for _ in range(2):
-        started = time.perf_counter()
-        _, measured = measure_held(problem, RowKind("empirical"), batch)
-        float(measured.gradient[0])  # waits for the device
-        best = min(best, time.perf_counter() - started)
-    return best / len(batch[1])
 
 
 def fit_structure(prepared: Prepared, data: Iterable[Any], damping: float, progress: bool = True) -> Fitted:
@@ -216,7 +205,7 @@ def row_source(problem: Problem, kind: RowKind, data: Iterable[Any], group: int)
     def rows() -> Iterator[Rows]:
         batches = (read_batch(batch, problem.device) for batch in data)
         for batch in regroup(batches, group):
-            yield measure(problem, kind, batch).rows
+            yield rows_of(problem, kind, batch)
 
     return rows
 

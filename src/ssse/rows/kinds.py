@@ -101,6 +101,13 @@ class Measured:
     rows_of_samples: Tensor | None = None
 
 
+def rows_of(problem: Problem, kind: RowKind, batch: Batch) -> Rows:
+    """The rows of one batch alone, as they come: for products with them, again and again."""
+    x, y = batch
+    z, features = problem.forward(x)
+    return _make_rows(problem, x, features, kind.cores(problem.loss, z, y, x))
+
+
 def measure(problem: Problem, kind: RowKind, batch: Batch) -> Measured:
     """One batch with its rows as they come: for models that are not linear in θ, not formed."""
     x, y = batch

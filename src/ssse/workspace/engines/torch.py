@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ssse.curvature.choices import Choice, StructureName, named_choice
 from ssse.curvature.curvature import Curvature
-from ssse.curvature.planning import Plan
+from ssse.curvature.estimates import Plan
 from ssse.erasure.erase import erase_from
 from ssse.erasure.request import check_settings, matching_loss, matching_view
 from ssse.errors import BrokenArtefact, DoubtfulSetting, InvalidData, InvalidModel, InvalidSetting, SSSEError

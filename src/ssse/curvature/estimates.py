@@ -1,0 +1,227 @@
+"""What one way to fit costs: memory, disk, and seconds of the fit and of a request."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from ssse.curvature.choices import Choice, Extent, LowRank, MatrixFree
+from ssse.curvature.conjugate_gradients import usual_tolerance
+from ssse.curvature.costs import speeds_of
+from ssse.curvature.trial import Trial
+from ssse.problem.parameters import Block, BlockChoice, Layout, LinearShape, make_blocks
+from ssse.problem.problem import Problem
+from ssse.rows.kinds import RowChoice, RowKind
+from ssse.system.memory import human_bytes
+
+MOST_SAMPLES = 4096  # of a linear model at a time; of other models a quarter, since their rows are formed
+SHARE = 0.1  # of the memory budget, for the samples at a time
+MOST_BYTES = {"cpu": 2**30, "cuda": 2**32}  # for these
+ASKED = 100  # samples of the request that seconds are told of, or one in a hundred where that is less
+STEPS_IN_BLOCKS = 25  # of conjugate gradients to 1e-4 with a dense block per output: benchmarks/matrix_free.py has 22
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The user's choices; "auto" and None are open."""
+
+    rows: RowChoice = "auto"
+    rows_per_batch: int = 1
+    seed: int = 0
+    structure: Choice | None = None
+    blocks: BlockChoice = "auto"
+    dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to fit, with its estimated cost.
+
+    Attributes:
+        kind: of the rows. structure: with its options. blocks: what θ is cut into; none where all of it is one.
+        group: samples taken at a time. fit_bytes: peak memory of the fit besides model and data.
+        stored_bytes: size on disk. operations: floating-point operations of the fit.
+        seconds: of the fit, at the speed of matrix products here, and of a trial for the rows.
+        asked: samples of a request. request_seconds: of such a request, `ssse.erase`; None where it is not known.
+        steps: of conjugate gradients that it is reckoned with, where it is solved by them.
+        reason: why this one. others: the ways that were compared with it, the most faithful first.
+    """
+
+    kind: RowKind
+    structure: Choice
+    blocks: tuple[Block, ...]
+    dtype: torch.dtype
+    group: int
+    fit_bytes: int
+    stored_bytes: int
+    operations: float
+    seconds: float
+    asked: int = 0
+    request_seconds: float | None = None
+    steps: int | None = None
+    reason: str = ""
+    others: tuple[Plan, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.in_words}, {human_seconds(self.seconds)}{self._request()}"
+
+    @property
+    def in_words(self) -> str:
+        """The same whenever and wherever the same is planned: without how long it may take here."""
+        return (
+            f"{self._rows()}, {self._structure()}, {str(self.dtype).removeprefix('torch.')}: "
+            f"{human_bytes(self.fit_bytes)} to fit, {human_bytes(self.stored_bytes)} on disk"
+        )
+
+    def table(self) -> str:
+        """Every way that was compared, the most faithful first, the chosen one marked."""
+        samples = f"{self.asked:,} sample{'s' if self.asked > 1 else ''}" if self.asked else "some samples"
+        lines = [("", "rows", "structure", "memory", "on disk", "fit", f"request of {samples}")]
+        for plan in self.others:
+            chosen = (plan.kind, plan.structure, plan.blocks) == (self.kind, self.structure, self.blocks)
+            asked = "not known" if plan.request_seconds is None else human_seconds(plan.request_seconds)
+            steps = f" ({plan.steps} steps)" if plan.steps is not None and plan.request_seconds is not None else ""
+            memory, disk = human_bytes(plan.fit_bytes), human_bytes(plan.stored_bytes)
+            lines.append(
+                ("→" if chosen else "", plan._rows(), plan._structure(), memory, disk, human_seconds(plan.seconds),
+                 asked + steps)
+            )  # fmt: skip
+        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+        return "\n".join(
+            "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines
+        )
+
+    def _rows(self) -> str:
+        per = f" in mini-batches of {self.kind.per_batch}" if self.kind.per_batch > 1 else ""
+        return f"{self.kind.name} rows{per}"
+
+    def _structure(self) -> str:
+        cut = f", {len(self.blocks)} block{'s' if len(self.blocks) > 1 else ''}" if self.blocks else ""
+        return f"{self.structure}{cut}"
+
+    def _request(self) -> str:
+        if not self.asked or self.request_seconds is None:
+            return ""
+        samples = f"{self.asked} sample{'s' if self.asked > 1 else ''}"
+        steps = f" in {self.steps} steps" if self.steps is not None else ""
+        return f", then {human_seconds(self.request_seconds)}{steps} for a request of {samples}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What has to be fitted, and on what.
+
+    Attributes:
+        layout, linear: of θ; the problem's, unless a part of its parameters is weighed.
+        n: samples, where known. budget: bytes of memory that a plan may take. trial: what one sample costs.
+        free: bytes at this moment, which a plan is held against once it is made; None: not asked.
+        damping: λ, where it is known: it decides how many steps conjugate gradients take.
+    """
+
+    problem: Problem
+    layout: Layout
+    linear: LinearShape | None
+    n: int | None
+    budget: int
+    trial: Trial
+    free: int | None = None
+    damping: float | None = None
+
+
+def estimate(task: Task, way: Wanted) -> Plan:
+    """Of a way whose rows and structure are chosen."""
+    problem, n = task.problem, task.n
+    assert way.structure is not None
+    assert way.rows != "auto"
+    kind, dtype = RowKind(way.rows, way.rows_per_batch, way.seed), way.dtype or problem.dtype
+    size = torch.empty((), dtype=dtype).element_size()
+    dim, samples = task.layout.dim, n or 0
+    per_sample = kind.rows_per_sample(problem.loss, problem.outputs)
+    linear = task.linear if kind.per_batch == 1 else None
+    formed = not isinstance(way.structure, MatrixFree)
+    each = _numbers_at_work(task, kind, linear, formed) * size
+    group = _group_size(task, each, kind.per_batch, linear is not None or not formed)
+    blocks = make_blocks(task.layout, way.blocks, task.linear) if way.structure.takes_blocks else ()
+    if isinstance(way.structure, LowRank) and way.blocks == "one":
+        blocks = ()  # one kernel of whole rows: nothing is cut
+    rows = samples * per_sample // kind.per_batch
+    width = dim if linear is None else linear.inputs + linear.bias
+    numbers = width + kind.core_numbers(problem.loss, problem.outputs) if linear else per_sample * width
+    kept = samples * numbers if kind.per_batch == 1 else rows * dim
+    asked = max(1, min(ASKED, samples // 100))
+    extent = Extent(
+        samples, rows, math.ceil(samples / group), dim, kept, linear, blocks, size, task.budget, asked, dtype
+    )
+    cost = way.structure.cost(extent)
+    trial, speeds = task.trial, speeds_of(problem.device, dtype)
+    backward = per_sample if formed else 1  # rows that are not formed take one backward pass, whatever their number
+    a_row = trial.forward_seconds if linear is not None else backward * trial.row_seconds
+    steps = _steps(task, extent, way.structure) if isinstance(way.structure, MatrixFree) else None
+    request = speeds.seconds(cost.request) + asked * (a_row + 3 * trial.forward_seconds)
+    if isinstance(way.structure, MatrixFree):
+        step = samples * trial.product_seconds if linear is None else speeds.seconds(way.structure.solving(extent))
+        request = None if steps is None else request + (steps + 1) * step
+    return Plan(
+        kind=kind,
+        structure=way.structure,
+        blocks=blocks,
+        dtype=dtype,
+        group=group,
+        fit_bytes=int(cost.held + cost.spare + min(group, n or group) * each),  # few samples are never a whole group
+        stored_bytes=int(cost.stored),
+        operations=cost.work.operations + samples * (1 if linear is not None else 1 + 2 * backward) * trial.operations,
+        seconds=speeds.seconds(cost.work) + samples * a_row,
+        asked=asked if samples else 0,
+        request_seconds=request if samples else None,
+        steps=steps,
+    )
+
+
+def _numbers_at_work(task: Task, kind: RowKind, linear: LinearShape | None, formed: bool) -> int:
+    """That one sample takes while its group is computed: inputs, layers, outputs, cores, gradients, copies of them."""
+    problem, trial = task.problem, task.trial
+    outputs, rows = problem.outputs, kind.rows_per_sample(problem.loss, problem.outputs)
+    if linear is not None:
+        cores = kind.core_numbers(problem.loss, outputs)
+        return trial.inputs + 2 * trial.widest + 3 * (linear.inputs + linear.bias) + 14 * outputs + 3 * cores
+    cores = 3 * rows * outputs if kind.name in ("expected", "margin") else 2 * outputs
+    layers = trial.inputs + 3 * trial.activations + cores
+    return layers + (rows * (3 * task.layout.dim + trial.widest) if formed else 0)
+
+
+def _group_size(task: Task, bytes_each: int, per_batch: int, many: bool) -> int:
+    """As many samples as a tenth of the budget holds (a gibibyte at most, four on a GPU), in whole mini-batches."""
+    most = MOST_BYTES[task.problem.device.type]
+    fitting = max(1, int(min(most, SHARE * task.budget) / max(bytes_each, 1)))
+    return max(per_batch, min(MOST_SAMPLES if many else MOST_SAMPLES // 4, fitting) // per_batch * per_batch)
+
+
+def _steps(task: Task, extent: Extent, chosen: MatrixFree) -> int | None:
+    """Of conjugate gradients, from what the trial showed of the spectrum; an estimate, from above where it is known.
+
+    A direction of its own for each of the j largest eigenvalues, and for the rest the bound of Chebyshev polynomials,
+    ½√κ log(2/tolerance) with κ the next one over the damping: the least of these over j.
+    """
+    tolerance = chosen.tolerance or usual_tolerance(extent.dtype)
+    if extent.linear is not None:
+        return min(chosen.max_iterations, math.ceil(STEPS_IN_BLOCKS * math.log(2 / tolerance) / math.log(2e4)))
+    spectrum = task.trial.spectrum
+    if task.damping is None or not spectrum:
+        return None
+    left = [
+        place + math.sqrt(value / task.damping + 1) / 2 * math.log(2 / tolerance)
+        for place, value in enumerate((*spectrum, 0.0))
+    ]
+    # Behind the last eigenvalue that a few samples show there are as many again for each of the others.
+    bound = min(left) if len(spectrum) >= extent.rows else min(left[:-1])
+    return max(1, min(chosen.max_iterations, extent.rows + 1, math.ceil(bound)))
+
+
+def human_seconds(seconds: float) -> str:
+    if seconds < 1:
+        return "under a second"
+    if seconds < 120:
+        return f"about {seconds:.0f} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 7200 else f"about {seconds / 3600:.1f} h"

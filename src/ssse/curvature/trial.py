@@ -1,0 +1,152 @@
+"""A trial on a few samples: what one sample costs to compute, in operations, memory and seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, jvp, vmap
+
+from ssse.problem.batches import Batch, Inputs, slice_batch
+from ssse.problem.losses import CustomLoss
+from ssse.problem.problem import PROBE_SAMPLES, Problem
+from ssse.rows.kinds import RowKind, measure_held, rows_of
+
+PATIENCE = 0.3  # seconds that one measurement may take before it is not repeated on more samples
+ROWS_LOOKED_AT = 8
+SHARE = 0.1  # of the memory budget, for a trial
+PROBED_NUMBERS = 2**25  # parameters × samples that a model is looked at with, so that a large one is looked at quickly
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Of one sample, but for `spectrum`.
+
+    Attributes:
+        operations: floating-point ones of its outputs; of a model that is linear in θ not counted.
+        inputs: numbers in it.
+        activations: numbers in the outputs of all layers; widest: in the largest of them.
+        forward_seconds, row_seconds, product_seconds: for its outputs, its gradient alone, and one product with its
+            rows and one with their transpose. Zero where the model is linear in θ and the last two have a closed form.
+        spectrum: eigenvalues of RᵀR/n, the largest first, as a few samples show them.
+    """
+
+    operations: float = 0.0
+    inputs: int = 0
+    activations: int = 0
+    widest: int = 0
+    forward_seconds: float = 0.0
+    row_seconds: float = 0.0
+    product_seconds: float = 0.0
+    spectrum: tuple[float, ...] = ()
+
+
+def samples_to_look_at(model: nn.Module) -> int:
+    """Two at least: one alone cannot show cross-talk."""
+    size = sum(p.numel() for p in model.parameters())
+    return max(2, min(PROBE_SAMPLES, PROBED_NUMBERS // max(size, 1)))
+
+
+def run_trial(problem: Problem, batch: Batch, budget: int) -> Trial:
+    """Within a share of the memory budget and about a second, on as many of the samples as that allows."""
+    one = _first(batch, 1)
+    widths = _layer_widths(problem, one[0])
+    forward = _seconds_each(lambda part: problem.forward(part[0])[0], batch, len(batch[1]))
+    looked_at = Trial(0.0, _numbers(one[0]), sum(widths), max(widths, default=0), forward)
+    if problem.linear is not None:
+        return looked_at
+    _warm_up(problem)
+    size = 3 * (problem.layout.dim + looked_at.activations) * torch.finfo(problem.dtype).bits // 8
+    most = max(1, min(len(batch[1]), int(SHARE * budget / size)))
+    kind, theta = RowKind("empirical"), problem.theta()
+
+    def products(part: Batch) -> Tensor:
+        rows = rows_of(problem, kind, part)
+        return rows.transposed_times(rows.times(theta))
+
+    return replace(
+        looked_at,
+        operations=_operations(problem, one[0]),
+        row_seconds=_seconds_each(lambda part: measure_held(problem, kind, part)[1].gradient, batch, most),
+        product_seconds=_seconds_each(products, batch, max(most, min(2, len(batch[1])))),
+        spectrum=_spectrum(problem, _first(batch, min(most, ROWS_LOOKED_AT))),
+    )
+
+
+def _spectrum(problem: Problem, batch: Batch) -> tuple[float, ...]:
+    """Eigenvalues of RᵀR/n, the largest first: of labels drawn from the model where the loss knows how, since gradients
+    of true labels vanish where a model is sure."""
+    kind = RowKind("empirical" if isinstance(problem.loss, CustomLoss) else "sampled")
+    rows = measure_held(problem, kind, batch)[0].matrix()
+    kernel = (rows @ rows.mT).double() / len(batch[1])
+    return tuple(torch.linalg.eigvalsh(kernel).flip(0).clamp_min(0).tolist())
+
+
+def _seconds_each(function: Callable[[Batch], Tensor], batch: Batch, most: int) -> float:
+    """Seconds a sample, on as many of them as `most` and our patience allow: a few tell little of many at once."""
+    count, best = min(2, most), float("inf")
+    while True:
+        part = _first(batch, count)
+        for _ in range(2):  # the first run in a process also warms up
+            began = time.perf_counter()
+            float(function(part).reshape(-1)[0])  # waits for the device
+            took = time.perf_counter() - began
+            best = min(best, took / count)
+            if took > PATIENCE:
+                break
+        if count == most or best * 4 * count > PATIENCE:
+            return best
+        count = min(4 * count, most)
+
+
+def _warm_up(problem: Problem) -> None:
+    """The first use of torch.func in a process loads modules for a second or two: not what a sample costs."""
+    x = torch.ones(2, dtype=problem.dtype, device=problem.device)
+    vmap(grad(lambda v: v.square()))(x)
+    jvp(torch.square, (x,), (x,))
+
+
+def _operations(problem: Problem, x: Inputs) -> float:
+    """Of the outputs of one sample, as torch counts those of products and convolutions."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        problem.forward(x)
+    return float(counter.get_total_flops())
+
+
+def _layer_widths(problem: Problem, x: Inputs) -> list[int]:
+    """Numbers in the output of every layer that runs, for one sample."""
+    widths: list[int] = []
+
+    def note(_: nn.Module, __: Any, output: Any) -> None:
+        widths.append(sum(value.numel() for value in _tensors(output)))
+
+    layers = [module for module in problem.model.modules() if next(module.children(), None) is None]
+    handles = [layer.register_forward_hook(note) for layer in layers]
+    try:
+        problem.forward(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return widths
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [tensor for one in value for tensor in _tensors(one)] if isinstance(value, list | tuple) else []
+
+
+def _numbers(x: Inputs) -> int:
+    return sum(value.numel() for value in _tensors(x))
+
+
+def _first(batch: Batch, count: int) -> Batch:
+    return slice_batch(batch[0], slice(0, count)), batch[1][:count]
