@@ -15,6 +15,7 @@ from ssse.curvature.choices import Ground, MatrixFree
 from ssse.curvature.matrix_free import MatrixFreeStructure, RowSource
 from ssse.curvature.planning import Plan, Task, Wanted, forward_operations, make_plan
 from ssse.curvature.structure import Builder, Structure
+from ssse.curvature.trial import try_request
 from ssse.errors import InvalidData, PrecisionLost
 from ssse.problem.batches import Batch, check_repeatable, count_samples, read_batch, regroup
 from ssse.problem.fingerprint import Fingerprint
@@ -104,9 +105,9 @@ class Prepared:
     counter: SampleCounter
 
     def check_samples(self, data: Iterable[Any]) -> tuple[Counted, tuple[str, ...]]:
-        """When all have passed: how many they were, and what is to be said of it."""
+        """When all have passed: how many they were, and what is to be said of it and of the ways that were taken."""
         counted = self.counter.counted()
-        return counted, check_counted(data, counted, self.expected)
+        return counted, (*check_counted(data, counted, self.expected), *self.problem.derivatives.notes)
 
 
 def prepare(
@@ -141,10 +142,12 @@ def prepare(
     if problem.linear is None:
         operations = forward_operations(problem, trial)
         task = replace(task, forward_operations=operations, row_seconds=_row_seconds(problem, trial))
+    plan = make_plan(task, wanted)
+    try_request(problem, plan, trial)
     rest = (read_batch(batch, device) for batch in stream)
     counter = SampleCounter()
     batches = counter.watch(itertools.chain(seen, rest))
-    return Prepared(problem, make_plan(task, wanted), batches, total, stated, expected, counter)
+    return Prepared(problem, plan, batches, total, stated, expected, counter)
 
 
 def _row_seconds(problem: Problem, batch: Batch) -> float:

@@ -48,7 +48,7 @@ class Plan:
         group: samples taken at a time. fit_bytes: peak memory of the fit besides model and data.
         stored_bytes: size on disk. operations: floating-point operations of the fit.
         seconds: at the speed of a matrix product here, and of a trial for the rows.
-        reason: why this one.
+        reason: why this one. way: how rows are taken, where it is not the usual way.
     """
 
     kind: RowKind
@@ -61,6 +61,7 @@ class Plan:
     operations: float
     seconds: float
     reason: str = ""
+    way: str = ""
 
     def __str__(self) -> str:
         return f"{self.in_words}, {human_seconds(self.seconds)}"
@@ -75,7 +76,7 @@ class Plan:
 
     def _rows(self) -> str:
         per = f" in mini-batches of {self.kind.per_batch}" if self.kind.per_batch > 1 else ""
-        return f"{self.kind.name} rows{per}"
+        return f"{self.kind.name} rows{per}" + (f" ({self.way})" if self.way else "")
 
     def _structure(self) -> str:
         cut = f", {len(self.blocks)} block{'s' if len(self.blocks) > 1 else ''}" if self.blocks else ""
@@ -277,6 +278,7 @@ def _estimate(task: Task, way: Wanted) -> Plan:
         stored_bytes=int(cost.stored),
         operations=float(cost.operations) + samples * (1 + 2 * backward) * task.forward_operations,
         seconds=float(cost.operations) / task.speed(dtype) + samples * backward * task.row_seconds,
+        way="" if isinstance(way.structure, MatrixFree) else problem.derivatives.in_words,
     )
 
 
