@@ -41,7 +41,7 @@ def bert() -> nn.Module:
     return BertForSequenceClassification(
         BertConfig(
             vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-            intermediate_size=4 * WIDTH, max_position_embeddings=LENGTH, num_labels=CLASSES,
+            intermediate_size=4 * WIDTH, max_position_embeddings=LENGTH, num_labels=CLASSES,  # type: ignore[call-arg]
         )
     )  # fmt: skip
 
@@ -49,7 +49,7 @@ def bert() -> nn.Module:
 def gpt() -> nn.Module:
     return GPT2ForSequenceClassification(
         GPT2Config(
-            vocab_size=WORDS, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=LENGTH, num_labels=CLASSES,
+            vocab_size=WORDS, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=LENGTH, num_labels=CLASSES,  # type: ignore[call-arg]
             pad_token_id=0, bos_token_id=1, eos_token_id=1,
         )
     )  # fmt: skip

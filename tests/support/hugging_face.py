@@ -57,7 +57,7 @@ def lora() -> Animal:
 
 
 def vit() -> Animal:
-    config = ViTConfig(**SMALL, image_size=8, patch_size=4, num_labels=CLASSES)
+    config = ViTConfig(**SMALL, image_size=8, patch_size=4, num_labels=CLASSES)  # type: ignore[call-arg]
     return Animal(ViTForImageClassification(config), images())
 
 

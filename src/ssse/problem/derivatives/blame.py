@@ -59,7 +59,7 @@ def layer_without_backward(model: nn.Module, run: Callable[[], Any], twice: bool
 
 @torch.enable_grad()
 def _differentiate(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], twice: bool) -> None:
-    sources = [p for p in module.parameters() if p.requires_grad]
+    sources: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
 
     def source(value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point():

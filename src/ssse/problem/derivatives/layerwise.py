@@ -20,7 +20,15 @@ from torch.func import functional_call, vjp, vmap
 
 from ssse.problem.batches import Inputs
 from ssse.problem.derivatives.settings import kernels
-from ssse.problem.derivatives.ways import Cores, RowWay, Unsuited, count_of, differentiable_outputs, own_parameters
+from ssse.problem.derivatives.ways import (
+    Cores,
+    RowWay,
+    Unsuited,
+    count_of,
+    differentiable_outputs,
+    own_parameters,
+    refuse_compiled,
+)
 from ssse.problem.view import ModelView
 
 
@@ -42,6 +50,7 @@ class Layerwise(RowWay):
 
     @torch.enable_grad()
     def rows(self, view: ModelView, x: Inputs, cores: Cores) -> tuple[Tensor, Tensor]:
+        refuse_compiled(view)
         count = count_of(x)
         with kernels(view.model, self.portable):
             places = _places(view)
@@ -91,8 +100,6 @@ def _watched(model: nn.Module, wanted: set[int], count: int) -> Iterator[list[Ca
         calls.append(Call(layer, _by_sample(a, count), get_gradient_edge(output)))
         return output if shared else None
 
-    if isinstance(model, torch.jit.ScriptModule):
-        raise Unsuited("the layers of a TorchScript module cannot be watched")
     holding = [m for m in model.modules() if any(id(p) in wanted for p in m.parameters(recurse=False))]
     handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in holding]
     try:

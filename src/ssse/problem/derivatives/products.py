@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import jvp
 
 from ssse.problem.batches import Inputs
@@ -14,9 +16,11 @@ from ssse.problem.derivatives.settings import kernels
 from ssse.problem.derivatives.ways import (
     ProductWay,
     TransposedWay,
+    Unsuited,
     differentiable_outputs,
     own_parameters,
     pull_back,
+    refuse_compiled,
 )
 from ssse.problem.view import ModelView
 
@@ -27,8 +31,25 @@ class ForwardMode(ProductWay):
 
     @torch.no_grad()  # parameters outside θ may ask for gradients of their own
     def times(self, view: ModelView, x: Inputs, v: Tensor) -> Tensor:
+        refuse_compiled(view)
+        tangents = view.layout.unflatten(v)
+        for name, entry in _paddings(view):
+            tangents[name] = tangents[name].index_fill(0, torch.tensor([entry], device=v.device), 0)
         with kernels(view.model, self.portable):
-            return jvp(lambda p: view.call(p, x), (view.parameters(),), (view.layout.unflatten(v),))[1]
+            return jvp(lambda p: view.call(p, x), (view.parameters(),), (tangents,))[1]
+
+
+def _paddings(view: ModelView) -> Iterator[tuple[str, int]]:
+    """Entries of embeddings that no backward pass moves, and forward mode does not know of."""
+    names = {id(parameter): name for name, parameter in zip(view.layout.names, own_parameters(view), strict=True)}
+    users = Counter(id(p) for module in view.model.modules() for p in module.parameters(recurse=False))
+    for module in view.model.modules():
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag) or module.padding_idx is None:
+            continue
+        if users[id(module.weight)] > 1:
+            raise Unsuited("an embedding with a padding entry is shared with another layer, which moves that entry")
+        if id(module.weight) in names:
+            yield names[id(module.weight)], module.padding_idx
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ssse.errors import SSSEError
+from ssse.errors import InvalidModel, SSSEError
 from ssse.problem.batches import Inputs, slice_batch
 from ssse.problem.derivatives.blame import first_sentence, layer_that_raises, layer_without_backward
+from ssse.problem.derivatives.hidden import refuse_hidden_gradients
 from ssse.problem.derivatives.loop import Loop
 from ssse.problem.derivatives.products import DoubleBackward
+from ssse.problem.derivatives.settings import kernels
 from ssse.problem.derivatives.vectorised import SLOW
 from ssse.problem.derivatives.ways import ProductWay, RowWay, TransposedWay, Unsuited, Way, count_of
 from ssse.problem.view import ModelView, flat_outputs
@@ -57,6 +59,8 @@ def first_that_agrees(
         except Exception as error:  # whatever a layer may raise
             passed.append(Passed(way, _layer(view, x, way, check), first_sentence(error)))
         else:
+            with kernels(view.model, way.portable):
+                refuse_hidden_gradients(view, slice_batch(x, slice(0, 1)))
             return way, tuple(passed)
     return None, tuple(passed)
 
@@ -102,14 +106,24 @@ def check_rows(view: ModelView, x: Inputs, way: RowWay) -> None:
 
 
 def check_times(view: ModelView, x: Inputs, way: ProductWay) -> None:
-    """uᵀ(Jv) against (uᵀJ)v, with v along the rows themselves: no part of J can then be missing unseen."""
+    """uᵀ(Jv) against (uᵀJ)v.
+
+    With v along the rows themselves, where no part of J can be missing unseen; then where all rows are zero, which
+    backward passes may have made so (the padding of an embedding), and Jv must be zero too.
+    """
     cores = _cores(view, x, 1)
     rows = _truth(view, x, cores)[0].squeeze(1)
-    norms = rows.norm(dim=1).clamp_min(torch.finfo(rows.dtype).tiny)
-    rows /= norms.unsqueeze(1)
+    norms = rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+    rows /= norms
+
+    def along(v: Tensor) -> Tensor:
+        return ((cores[:, 0] * way.times(view, x, v)).sum(1, keepdim=True) / norms).unsqueeze(2)
+
     v = rows.sum(0)
-    found = (cores[:, 0] * way.times(view, x, v)).sum(1) / norms
-    _compare(view, found.view(-1, 1, 1), (rows @ v).view(-1, 1, 1), "products")
+    _compare(view, along(v), (rows @ v).view(-1, 1, 1), "products")
+    zero, largest = (rows == 0).all(0), float(rows.abs().max())
+    if not float(along(zero.to(v.dtype)).abs().max()) <= tolerance(view) * largest:
+        raise Disagrees("the products of two samples are not zero where single backward passes are")
 
 
 def check_transposed(view: ModelView, x: Inputs, way: TransposedWay) -> None:
@@ -130,11 +144,19 @@ def _cores(view: ModelView, x: Inputs, r: int) -> Tensor:
 def _truth(view: ModelView, x: Inputs, cores: Tensor) -> tuple[Tensor, Tensor]:
     """Rows and outputs by the loop; with plainer kernels where the usual ones have no gradient."""
     try:
-        return Loop().rows(view, x, lambda _, which: cores[which])
+        rows, z = Loop().rows(view, x, lambda _, which: cores[which])
     except NOT_OURS:
         raise
     except Exception:
-        return Loop(portable=True).rows(view, x, lambda _, which: cores[which])
+        rows, z = Loop(portable=True).rows(view, x, lambda _, which: cores[which])
+    total = rows.sum((0, 1))
+    if not bool(torch.isfinite(total).all()):
+        name = next(name for name, part in view.layout.unflatten(total).items() if not bool(part.isfinite().all()))
+        raise InvalidModel(
+            f"The gradient of a sample is NaN or infinite in parameter '{name}', though its outputs are not: look for "
+            "a root, a norm or a logarithm at 0 in forward()."
+        )
+    return rows, z
 
 
 def _compare(view: ModelView, found: Tensor, true: Tensor, what: str) -> None:

@@ -13,7 +13,7 @@ from torch.func import vjp, vmap
 
 from ssse.problem.batches import Inputs
 from ssse.problem.derivatives.settings import kernels
-from ssse.problem.derivatives.ways import Cores, RowWay, count_of
+from ssse.problem.derivatives.ways import Cores, RowWay, count_of, refuse_compiled
 from ssse.problem.view import ModelView
 
 SLOW = "There is a performance drop because we have not yet implemented the batching rule for"  # torch's own words
@@ -29,6 +29,8 @@ class Vectorised(RowWay):
 
     @torch.no_grad()  # parameters outside θ may ask for gradients of their own
     def rows(self, view: ModelView, x: Inputs, cores: Cores) -> tuple[Tensor, Tensor]:
+        refuse_compiled(view)
+
         def of_one(parameters: dict[str, Tensor], x: Inputs, place: Tensor) -> tuple[dict[str, Tensor], Tensor]:
             z, pull = vjp(lambda p: view.call(p, _batch_of_one(x))[0], parameters)[:2]
             return _pull_each(pull, cores(z[None], place[None])[0]), z

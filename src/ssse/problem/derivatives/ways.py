@@ -52,6 +52,12 @@ class Unsuited(Exception):
     """A way is not for this model, and says why."""
 
 
+def refuse_compiled(view: ModelView) -> None:
+    """What is TorchScript runs with its own parameters only, and shows nothing of its layers."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in view.model.modules()):
+        raise Unsuited("a part of the model is TorchScript, which runs with its own parameters only")
+
+
 def own_parameters(view: ModelView) -> list[Tensor]:
     """Those of the model itself that are in θ, in θ's order."""
     named = dict(view.model.named_parameters())
