@@ -174,7 +174,7 @@ class Kinked(Loop):
 
     def rows(self, view, x, cores):
         rows, z = super().rows(view, x, cores)
-        return rows * (1.01 if float(x[0, 0]) > 5 else 1.0), z
+        return rows * (1.01 if float(torch.as_tensor(x)[0, 0]) > 5 else 1.0), z
 
 
 def test_one_pair_that_disagrees_is_not_the_end_of_a_way():
