@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 SUBJECTS = (
     "dense_fit",
     "network_rows",
+    "sequence_rows",
     "matrix_free",
     "precision",
     "damping",

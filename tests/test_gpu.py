@@ -10,7 +10,11 @@ import torch
 
 import ssse
 from ssse.errors import ModelMismatch
+from ssse.problem.problem import Problem
+from ssse.rows.kinds import RowKind, measure, measure_held
 from tests.support import problems
+from tests.support.zoo import ZOO, animal
+from tests.test_zoo import UNPRODUCTIVE
 
 pytestmark = [
     pytest.mark.gpu,
@@ -157,3 +161,26 @@ def test_a_workspace_answers_on_the_gpu_as_on_the_cpu(tmp_path):
         assert made.workspace.verify().ok
         weights[device] = made.weights()["weight"]
     torch.testing.assert_close(weights["cuda"], weights["cpu"], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+def test_the_zoo_has_rows_on_cuda(name):
+    """The kernels are others there (attention, recurrent layers), and so may be the ways."""
+    creature = animal(name)
+    here = Problem(creature.model, "cross_entropy", "all", (creature.x, creature.y))
+    wanted = measure_held(here, RowKind("margin"), (creature.x, creature.y))[0].matrix()
+    x = {k: v.cuda() for k, v in creature.x.items()} if isinstance(creature.x, dict) else creature.x.cuda()
+    y = creature.y.cuda()
+    there = Problem(copy.deepcopy(creature.model).cuda(), "cross_entropy", "all", (x, y))
+    rows = measure_held(there, RowKind("margin"), (x, y))[0].matrix().cpu()
+    assert float((rows - wanted).norm(dim=1).max()) <= 5e-3 * float(wanted.norm(dim=1).max())  # TF32 may be in use
+    print(f"{name}: rows {there.derivatives.row_way}")
+    if name not in UNPRODUCTIVE:
+        free = measure(there, RowKind("margin"), (x, y)).rows
+        v = wanted.sum(0)
+        torch.testing.assert_close(
+            free.times(v.cuda()).cpu(), wanted @ v, rtol=1e-2, atol=1e-2 * float((wanted @ v).abs().max())
+        )
+        print(f"{name}: products {there.derivatives.product_way}")

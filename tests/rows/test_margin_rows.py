@@ -120,6 +120,7 @@ def test_a_network_is_passed_once_for_rows_and_gradient(monkeypatch):
     forward = type(sample.model).forward
     monkeypatch.setattr(type(sample.model), "forward", lambda self, x: calls.append(1) or forward(self, x))
     problem = Problem(sample.model, sample.loss, "all", (sample.x, sample.y))
+    problem.derivatives.choose_rows(problem, sample.x)
     calls.clear()
     measure_held(problem, MARGIN, (sample.x, sample.y))
     assert len(calls) == 1

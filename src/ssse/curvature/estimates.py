@@ -46,6 +46,7 @@ class Plan:
         seconds: of the fit, at the speed of matrix products here, and of a trial for the rows.
         asked: samples of a request. request_seconds: of such a request, `ssse.erase`; None where it is not known.
         steps: of conjugate gradients that it is reckoned with, where it is solved by them.
+        way: how rows are taken, where it is not the usual way.
         reason: why this one. others: the ways that were compared with it, the most faithful first.
     """
 
@@ -61,6 +62,7 @@ class Plan:
     asked: int = 0
     request_seconds: float | None = None
     steps: int | None = None
+    way: str = ""
     reason: str = ""
     others: tuple[Plan, ...] = ()
 
@@ -95,7 +97,7 @@ class Plan:
 
     def _rows(self) -> str:
         per = f" in mini-batches of {self.kind.per_batch}" if self.kind.per_batch > 1 else ""
-        return f"{self.kind.name} rows{per}"
+        return f"{self.kind.name} rows{per}" + (f" ({self.way})" if self.way else "")
 
     def _structure(self) -> str:
         cut = f", {len(self.blocks)} block{'s' if len(self.blocks) > 1 else ''}" if self.blocks else ""
@@ -161,8 +163,9 @@ def estimate(task: Task, way: Wanted) -> Plan:
     steps = _steps(task, extent, way.structure) if isinstance(way.structure, MatrixFree) else None
     request = speeds.seconds(cost.request) + asked * (a_row + 3 * trial.forward_seconds)
     if isinstance(way.structure, MatrixFree):
-        step = samples * trial.product_seconds if linear is None else speeds.seconds(way.structure.solving(extent))
-        request = None if steps is None else request + (steps + 1) * step
+        step = trial.product_seconds
+        step = speeds.seconds(way.structure.solving(extent)) if linear is not None else step and samples * step
+        request = None if steps is None or step is None else request + (steps + 1) * step
     return Plan(
         kind=kind,
         structure=way.structure,
@@ -176,6 +179,7 @@ def estimate(task: Task, way: Wanted) -> Plan:
         asked=asked if samples else 0,
         request_seconds=request if samples else None,
         steps=steps,
+        way="" if linear is not None or isinstance(way.structure, MatrixFree) else problem.derivatives.in_words,
     )
 
 

@@ -14,6 +14,7 @@ from ssse.curvature.choices import Ground, MatrixFree
 from ssse.curvature.estimates import Plan, Task, Wanted
 from ssse.curvature.matrix_free import MatrixFreeStructure, RowSource
 from ssse.curvature.planning import make_plan
+from ssse.curvature.rehearsal import try_request
 from ssse.curvature.structure import Builder, Structure
 from ssse.curvature.trial import run_trial, samples_to_look_at
 from ssse.errors import InvalidData, PrecisionLost
@@ -105,9 +106,9 @@ class Prepared:
     counter: SampleCounter
 
     def check_samples(self, data: Iterable[Any]) -> tuple[Counted, tuple[str, ...]]:
-        """When all have passed: how many they were, and what is to be said of it."""
+        """When all have passed: how many they were, and what is to be said of it and of the ways that were taken."""
         counted = self.counter.counted()
-        return counted, check_counted(data, counted, self.expected)
+        return counted, (*check_counted(data, counted, self.expected), *self.problem.derivatives.notes)
 
 
 def prepare(
@@ -142,10 +143,12 @@ def prepare(
     free = free_memory(device) if budget is None else None  # a budget that was given is taken at its word
     trial = run_trial(problem, few, stated)
     task = Task(problem, problem.layout, problem.linear, total, stated, trial, free, damping)
+    plan = make_plan(task, wanted)
+    try_request(problem, plan, few)
     rest = (read_batch(batch, device) for batch in stream)
     counter = SampleCounter()
     batches = counter.watch(itertools.chain(seen, rest))
-    return Prepared(problem, make_plan(task, wanted), batches, total, stated, expected, counter)
+    return Prepared(problem, plan, batches, total, stated, expected, counter)
 
 
 def fit_structure(prepared: Prepared, data: Iterable[Any], damping: float, progress: bool = True) -> Fitted:

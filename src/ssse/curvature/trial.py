@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 
+from ssse.errors import InvalidSetting
 from ssse.problem.batches import Batch, Inputs, slice_batch
 from ssse.problem.losses import CustomLoss
 from ssse.problem.problem import PROBE_SAMPLES, Problem
@@ -31,7 +32,8 @@ class Trial:
         inputs: numbers in it.
         activations: numbers in the outputs of all layers; widest: in the largest of them.
         forward_seconds, row_seconds, product_seconds: for its outputs, its gradient alone, and one product with its
-            rows and one with their transpose. Zero where the model is linear in θ and the last two have a closed form.
+            rows and one with their transpose. Zero where the model is linear in θ and the last two have a closed form;
+            None where there are no such products.
         spectrum: eigenvalues of RᵀR/n, the largest first, as a few samples show them.
     """
 
@@ -41,7 +43,7 @@ class Trial:
     widest: int = 0
     forward_seconds: float = 0.0
     row_seconds: float = 0.0
-    product_seconds: float = 0.0
+    product_seconds: float | None = 0.0
     spectrum: tuple[float, ...] = ()
 
 
@@ -72,9 +74,17 @@ def run_trial(problem: Problem, batch: Batch, budget: int) -> Trial:
         looked_at,
         operations=_operations(problem, one[0]),
         row_seconds=_seconds_each(lambda part: measure_held(problem, kind, part)[1].gradient, batch, most),
-        product_seconds=_seconds_each(products, batch, max(most, min(2, len(batch[1])))),
+        product_seconds=_if_any(lambda: _seconds_each(products, batch, max(most, min(2, len(batch[1]))))),
         spectrum=_spectrum(problem, _first(batch, min(most, ROWS_LOOKED_AT))),
     )
+
+
+def _if_any(seconds: Callable[[], float]) -> float | None:
+    """A layer without products leaves only rows to go by, which most structures do; who asks for products is told."""
+    try:
+        return seconds()
+    except InvalidSetting:
+        return None
 
 
 def _spectrum(problem: Problem, batch: Batch) -> tuple[float, ...]:
@@ -126,7 +136,8 @@ def _layer_widths(problem: Problem, x: Inputs) -> list[int]:
     def note(_: nn.Module, __: Any, output: Any) -> None:
         widths.append(sum(value.numel() for value in _tensors(output)))
 
-    layers = [module for module in problem.model.modules() if next(module.children(), None) is None]
+    leaves = [module for module in problem.model.modules() if next(module.children(), None) is None]
+    layers = [layer for layer in leaves if not isinstance(layer, torch.jit.ScriptModule)]  # which has no hooks
     handles = [layer.register_forward_hook(note) for layer in layers]
     try:
         problem.forward(x)

@@ -61,7 +61,7 @@ class Cores(ABC):
         """The columns of consecutive outputs, all rows; a view."""
 
     @abstractmethod
-    def samples(self, index: Tensor) -> Cores: ...
+    def samples(self, index: Tensor | slice) -> Cores: ...
 
     @abstractmethod
     def rows(self, index: Tensor) -> DenseCores:
@@ -102,6 +102,9 @@ class DenseCores(Cores):
     def dense(self) -> Tensor:
         return self.values
 
+    def row(self, j: int) -> Tensor:
+        return self.values[:, j]
+
     def weights(self, a: int, b: int) -> Tensor | None:
         weights = (self.values[:, :, a] * self.values[:, :, b]).sum(1)
         return weights if bool(weights.any()) else None
@@ -120,7 +123,7 @@ class DenseCores(Cores):
     def on(self, outputs: slice) -> DenseCores:
         return DenseCores(self.values[:, :, outputs])
 
-    def samples(self, index: Tensor) -> DenseCores:
+    def samples(self, index: Tensor | slice) -> DenseCores:
         return DenseCores(self.values[index])
 
     def rows(self, index: Tensor) -> DenseCores:
@@ -171,7 +174,7 @@ class DiagonalCores(Cores):
     def on(self, outputs: slice) -> DiagonalCores:
         return replace(self, outputs=_within(self.outputs, outputs, self.values.shape[1]))
 
-    def samples(self, index: Tensor) -> DiagonalCores:
+    def samples(self, index: Tensor | slice) -> DiagonalCores:
         return replace(self, values=self.values[index])
 
     def rows(self, index: Tensor) -> DenseCores:
@@ -238,7 +241,7 @@ class BlockCores(Cores):
     def on(self, outputs: slice) -> DenseCores:
         return DenseCores(self.dense()).on(outputs)
 
-    def samples(self, index: Tensor) -> BlockCores:
+    def samples(self, index: Tensor | slice) -> BlockCores:
         return BlockCores(self.values[index])
 
     def rows(self, index: Tensor) -> DenseCores:
@@ -327,7 +330,7 @@ class SoftmaxCores(Cores):
     def on(self, outputs: slice) -> SoftmaxCores:
         return replace(self, outputs=_within(self.outputs, outputs, self.p.shape[1]))
 
-    def samples(self, index: Tensor) -> SoftmaxCores:
+    def samples(self, index: Tensor | slice) -> SoftmaxCores:
         return replace(self, p=self.p[index], scale=None if self.scale is None else self.scale[index])
 
     def rows(self, index: Tensor) -> DenseCores:
@@ -358,6 +361,13 @@ class SoftmaxCores(Cores):
         """Whether each class is its sample's most likely one, (n, c, 1), and which that is, (n, 1, 1)."""
         at = self.p.argmax(1, keepdim=True)
         return torch.zeros_like(self.p, dtype=torch.bool).scatter_(1, at, True)[:, :, None], at[:, :, None]
+
+
+def cores_of_parts(parts: Tensor) -> Cores:
+    """Vectors of which each has its own part of the outputs, (n, r, c/r)."""
+    if parts.shape[1] == 1:
+        return DenseCores(parts)
+    return DiagonalCores(parts.squeeze(2)) if parts.shape[2] == 1 else BlockCores(parts)
 
 
 def join_cores(parts: Sequence[Cores]) -> Cores:

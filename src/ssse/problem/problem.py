@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ssse.errors import InvalidData, InvalidModel, InvalidSetting
 from ssse.problem.batches import Batch, Inputs, slice_batch
+from ssse.problem.derivatives.choice import Derivatives
 from ssse.problem.losses import CustomLoss, Loss, LossLike, as_loss, total_loss
 from ssse.problem.parameters import LinearShape
 from ssse.problem.token_losses import TokenLoss
@@ -28,6 +29,7 @@ class Problem(ModelView):
     Attributes:
         loss: of one sample, in output space. outputs: c, the number of outputs.
         linear: the shape of θ if it is one linear layer that ends the model: everything then has a closed form.
+        derivatives: how those of any other model are taken.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Problem(ModelView):
         self.loss: Loss = as_loss(loss_fn)
         self.linear: LinearShape | None = None
         self._layer: str | None = None  # the name of that linear layer
+        self.derivatives = Derivatives()
         self.outputs: int = self._look(samples, asked_for_head=parameters == "head")
 
     def moved(self, theta: Tensor) -> Problem:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ssse.errors import InvalidSetting
 from ssse.problem.batches import Batch, Inputs
-from ssse.problem.cores import BlockCores, Cores, DenseCores, DiagonalCores
+from ssse.problem.cores import Cores, DenseCores, cores_of_parts
 from ssse.problem.losses import Loss
 from ssse.problem.problem import Problem
 from ssse.problem.sample_digests import digest_samples
@@ -74,16 +74,9 @@ class RowKind:
             return DenseCores(loss.gradient(z, y).unsqueeze(1))
         if self.name == "margin":
             margins = loss.margin(z, y)
-            return _as_cores(margins.row_weights.unsqueeze(2) * margins.direction)
+            return cores_of_parts(margins.row_weights.unsqueeze(2) * margins.direction)
         uniform = torch.from_numpy(uniforms_of_samples(x, loss.draws(z.shape[1]), self.seed)).to(z)
         return DenseCores(loss.sampled(z, y, uniform).unsqueeze(1))
-
-
-def _as_cores(parts: Tensor) -> Cores:
-    """Vectors of which each has its own part of the outputs, (n, r, c/r)."""
-    if parts.shape[1] == 1:
-        return DenseCores(parts)
-    return DiagonalCores(parts.squeeze(2)) if parts.shape[2] == 1 else BlockCores(parts)
 
 
 @dataclass

@@ -1,0 +1,203 @@
+"""Rows of all samples from one ordinary forward and backward pass, layer by layer.
+
+A layer's parameters get their gradient from its input a and from the gradient g of its output, and a batched pass has
+both for every sample. So the model runs as it always does, masks and control flow and all, and only the last product of
+each layer is done sample by sample. What a layer gets that is called twice is added up, as is what two layers get that
+share a parameter. A use of a parameter anywhere but in the forward of its own layer is missed: the trial sees that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.func import functional_call, vjp, vmap
+
+from ssse.problem.batches import Inputs
+from ssse.problem.derivatives.settings import kernels
+from ssse.problem.derivatives.ways import (
+    CoresOf,
+    RowWay,
+    Unsuited,
+    count_of,
+    differentiable_outputs,
+    own_parameters,
+    refuse_compiled,
+)
+from ssse.problem.view import ModelView
+
+
+@dataclass(frozen=True)
+class Call:
+    """One run of a layer: its input, shape (n, t, …), and where the gradient of its output passes.
+
+    t = 1 where the layer saw n samples; it may have seen t parts of each, one after another.
+    """
+
+    layer: nn.Module
+    input: Tensor
+    output: GradientEdge
+
+
+@dataclass(frozen=True)
+class Layerwise(RowWay):
+    words: ClassVar[str] = "layer by layer"
+
+    @torch.enable_grad()
+    def rows(self, view: ModelView, x: Inputs, cores: CoresOf) -> tuple[Tensor, Tensor]:
+        refuse_compiled(view)
+        count = count_of(x)
+        with kernels(view.model, self.portable):
+            places = _places(view)
+            with _watched(view.model, set(places), count) as calls:
+                z = differentiable_outputs(view, x)
+            edges = [call.output for call in calls]
+            if not edges:
+                raise Unsuited("no layer that holds some of θ is called as a layer")
+            vectors = cores(z.detach(), slice(None))
+            r = vectors.shape[1]
+            rows = z.new_zeros(count, r, view.layout.dim)
+            for row in range(r):
+                last = row + 1 == r
+                gradients = torch.autograd.grad(z, edges, vectors.row(row), retain_graph=not last, allow_unused=True)
+                with torch.no_grad():
+                    for call, g in zip(calls, gradients, strict=True):
+                        if g is not None:
+                            _add(rows[:, row], places, call, g)
+        return rows, z.detach()
+
+
+def _places(view: ModelView) -> dict[int, slice]:
+    """Where each parameter, by its identity, is in θ."""
+    places, start = {}, 0
+    for parameter in own_parameters(view):
+        places[id(parameter)] = slice(start, start + parameter.numel())
+        start += parameter.numel()
+    return places
+
+
+@contextmanager
+def _watched(model: nn.Module, wanted: set[int], count: int) -> Iterator[list[Call]]:
+    """The runs of all layers that hold one of the wanted parameters themselves, in order."""
+    calls: list[Call] = []
+
+    def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
+        entered = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        if len(entered) != 1 or not isinstance(output, Tensor):
+            raise Unsuited(f"{type(layer).__name__} does not make one tensor of one tensor")
+        if not output.requires_grad:
+            return None  # under no_grad: nothing flows back
+        a, shared = entered[0].detach(), output.shape[0] == 1 < count and len(entered[0]) == 1
+        if shared:  # positions, for instance, are looked up once for all samples
+            a, output = a.expand(count, *a.shape[1:]), output.expand(count, *output.shape[1:])
+        if len(a) % count or len(output) % count:
+            raise Unsuited(f"{type(layer).__name__} does not have the samples first")
+        calls.append(Call(layer, _by_sample(a, count), get_gradient_edge(output)))
+        return output if shared else None
+
+    holding = [m for m in model.modules() if any(id(p) in wanted for p in m.parameters(recurse=False))]
+    handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in holding]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _by_sample(tensor: Tensor, count: int) -> Tensor:
+    """(n·t, …) as (n, t, …)."""
+    return tensor.reshape(count, len(tensor) // count, *tensor.shape[1:])
+
+
+def _add(rows: Tensor, places: dict[int, slice], call: Call, g: Tensor) -> None:
+    """What one run of a layer gives to the rows, shape (n, d)."""
+    parameters = {name: p for name, p in call.layer.named_parameters(recurse=False) if id(p) in places}
+    parts = _rule(call.layer)(call.layer, call.input, _by_sample(g, len(rows)), set(parameters))
+    for name, parameter in parameters.items():
+        rows[:, places[id(parameter)]] += parts[name].reshape(len(rows), -1)
+
+
+Rule = Callable[[nn.Module, Tensor, Tensor, set[str]], dict[str, Tensor]]
+
+
+def _rule(layer: nn.Module) -> Rule:
+    """By the class itself: one that is derived from it may compute something else."""
+    if type(layer).__name__ == "Conv1D" and hasattr(layer, "nf"):  # of transformers: linear, its weight transposed
+        return _linear_transposed
+    return RULES.get(type(layer), _any_layer)
+
+
+def _linear(layer: nn.Module, a: Tensor, g: Tensor, names: set[str]) -> dict[str, Tensor]:
+    a, g = _tokens(a), _tokens(g)
+    parts = {"weight": g.mT @ a} if "weight" in names else {}
+    return parts | ({"bias": g.sum(1)} if "bias" in names else {})
+
+
+def _linear_transposed(layer: nn.Module, a: Tensor, g: Tensor, names: set[str]) -> dict[str, Tensor]:
+    a, g = _tokens(a), _tokens(g)
+    parts = {"weight": a.mT @ g} if "weight" in names else {}
+    return parts | ({"bias": g.sum(1)} if "bias" in names else {})
+
+
+def _embedding(layer: nn.Module, a: Tensor, g: Tensor, names: set[str]) -> dict[str, Tensor]:
+    assert isinstance(layer, nn.Embedding)
+    if layer.scale_grad_by_freq or layer.max_norm is not None:
+        raise Unsuited("an Embedding with scale_grad_by_freq or max_norm mixes the samples of a batch")
+    return {"weight": _sum_by_entry(layer, a.flatten(1), g.reshape(len(a), -1, layer.embedding_dim))}
+
+
+def _embedding_bag(layer: nn.Module, a: Tensor, g: Tensor, names: set[str]) -> dict[str, Tensor]:
+    """Of bags that are the lines of a matrix; each entry of a bag gets the bag's gradient, or its share."""
+    assert isinstance(layer, nn.EmbeddingBag)
+    if layer.mode == "max" or layer.scale_grad_by_freq or layer.max_norm is not None:
+        return _any_layer(layer, a, g, names)
+    if layer.mode == "mean":
+        kept = torch.ones_like(a) if layer.padding_idx is None else a != layer.padding_idx
+        g = g / kept.sum(-1, keepdim=True).clamp_min(1)
+    shares = g.unsqueeze(-2).expand(*a.shape, layer.embedding_dim)
+    return {"weight": _sum_by_entry(layer, a.flatten(1), shares.reshape(len(a), -1, layer.embedding_dim))}
+
+
+def _sum_by_entry(layer: nn.Embedding | nn.EmbeddingBag, ids: Tensor, g: Tensor) -> Tensor:
+    """What each sample's ids, shape (n, t), give to the entries, shape (n, entries, width)."""
+    n, (entries, width) = len(ids), layer.weight.shape
+    if layer.padding_idx is not None:
+        g = g.masked_fill((ids == layer.padding_idx).unsqueeze(2), 0)
+    places = ids + entries * torch.arange(n, device=ids.device).unsqueeze(1)
+    return g.new_zeros(n * entries, width).index_add_(0, places.flatten(), g.flatten(0, 1)).view(n, entries, width)
+
+
+def _layer_norm(layer: nn.Module, a: Tensor, g: Tensor, names: set[str]) -> dict[str, Tensor]:
+    assert isinstance(layer, nn.LayerNorm)
+    normal = torch.nn.functional.layer_norm(a, layer.normalized_shape, None, None, layer.eps)
+    size = layer.weight.numel()
+    parts = {"weight": (g * normal).reshape(len(a), -1, size).sum(1)} if "weight" in names else {}
+    return parts | ({"bias": g.reshape(len(a), -1, size).sum(1)} if "bias" in names else {})
+
+
+def _any_layer(layer: nn.Module, a: Tensor, g: Tensor, names: set[str]) -> dict[str, Tensor]:
+    """The layer alone, run once more: its own backward pass, mapped over the samples."""
+    own = {name: p.detach() for name, p in layer.named_parameters(recurse=False) if name in names}
+
+    def of_one(a: Tensor, g: Tensor) -> dict[str, Tensor]:
+        return vjp(lambda p: functional_call(layer, p, (a,)), own)[1](g)[0]
+
+    return vmap(of_one)(a, g)
+
+
+def _tokens(tensor: Tensor) -> Tensor:
+    """(n, t, width): all that a linear layer does for a sample."""
+    return tensor.reshape(len(tensor), -1, tensor.shape[-1])
+
+
+RULES: dict[type[nn.Module], Rule] = {
+    nn.Linear: _linear,
+    nn.Embedding: _embedding,
+    nn.EmbeddingBag: _embedding_bag,
+    nn.LayerNorm: _layer_norm,
+}

@@ -1,0 +1,70 @@
+"""Rows of all samples at once: one sample's backward pass, mapped over the batch by torch.func."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import vjp, vmap
+
+from ssse.problem.batches import Inputs
+from ssse.problem.cores import BlockCores, Cores
+from ssse.problem.derivatives.settings import kernels
+from ssse.problem.derivatives.ways import CoresOf, RowWay, count_of, refuse_compiled
+from ssse.problem.view import ModelView
+
+SLOW = "There is a performance drop because we have not yet implemented the batching rule for"  # torch's own words
+AT_A_TIME = 2**24  # numbers of the output space, where a sample's rows come one after another
+
+
+@dataclass(frozen=True)
+class Vectorised(RowWay):
+    """`patient`: also where torch has no vectorised form of an operation, and does it one sample at a time."""
+
+    patient: bool = False
+
+    words: ClassVar[str] = "vectorised"
+
+    @torch.no_grad()  # parameters outside θ may ask for gradients of their own
+    def rows(self, view: ModelView, x: Inputs, cores: CoresOf) -> tuple[Tensor, Tensor]:
+        refuse_compiled(view)
+
+        count = count_of(x)
+
+        def of_one(parameters: dict[str, Tensor], x: Inputs, place: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+            z, pull = vjp(lambda p: view.call(p, _batch_of_one(x))[0], parameters)[:2]
+            return _pull_each(pull, cores(z[None], place[None]), count), z
+
+        with kernels(view.model, self.portable), warnings.catch_warnings():
+            if self.patient:  # known, and chosen all the same
+                warnings.filterwarnings("ignore", SLOW)
+            places = torch.arange(count, device=view.device)
+            rows, z = vmap(of_one, in_dims=(None, 0, 0))(view.parameters(), x, places)
+        return view.layout.flatten(rows, lead=2), z
+
+
+def _pull_each(pull: Callable[[Tensor], tuple[dict[str, Tensor]]], cores: Cores, count: int) -> dict[str, Tensor]:
+    """The vector-Jacobian product with every core of one of `count` samples, shape (r, …).
+
+    Cores with a part of the outputs each are made whole when their turn comes, as many at a time as are AT_A_TIME
+    numbers over all samples.
+    """
+    _, r, c = cores.shape
+    if r == 1:
+        return {name: part[None] for name, part in pull(cores.row(0)[0])[0].items()}
+    if not isinstance(cores, BlockCores):
+        return vmap(pull)(cores.dense()[0])[0]
+    blocks, parts = cores.values[0], torch.arange(r, device=cores.values.device)
+
+    def of_part(part: Tensor) -> dict[str, Tensor]:
+        return pull((blocks * (parts == part)[:, None]).flatten())[0]
+
+    return vmap(of_part, chunk_size=max(1, AT_A_TIME // (count * c)))(parts)
+
+
+def _batch_of_one(x: Inputs) -> Inputs:
+    return {key: value[None] for key, value in x.items()} if isinstance(x, dict) else x[None]
