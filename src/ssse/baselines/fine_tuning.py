@@ -35,6 +35,7 @@ def fine_tuning(
     batch_size: int = 128,
     seed: int = 0,
     parameters: ParameterChoice = "all",
+    label_key: str | None = None,
     progress: bool = True,
 ) -> Updated:
     """Stochastic gradient descent on D∖S from θ, in the hope that what is not repeated is forgotten.
@@ -48,7 +49,7 @@ def fine_tuning(
     Args:
         data: the training data, the forgotten samples among it; read once and held.
         weight_decay: w; that of the curvature if not given, else 0. Nothing else of the curvature is used.
-        parameters: θ, where no curvature says; the rest of the model is frozen.
+        parameters, label_key: θ, and where labels are, where no curvature says; the rest of the model is frozen.
 
     Raises:
         InvalidSetting: the loss became NaN or infinite.
@@ -59,7 +60,7 @@ def fine_tuning(
     if not 0 <= momentum < 1:
         raise InvalidSetting(f"momentum must be at least 0 and below 1, not {momentum}.")
     decay = decay_of(curvature, weight_decay)
-    request = read_request(model, curvature, loss_fn, forget, parameters)
+    request = read_request(model, curvature, loss_fn, forget, parameters, label_key)
     problem = request.problem
     whole = join_batches(request.retained(data)[0])
     count = len(whole[1])

@@ -27,6 +27,7 @@ def gradient_ascent(
     scale: float = 0.1,
     weight_decay: float | None = None,
     parameters: ParameterChoice = "all",
+    label_key: str | None = None,
 ) -> Updated:
     """Move against the forgotten samples along their mean gradient.
 
@@ -39,11 +40,11 @@ def gradient_ascent(
     Args:
         scale: the learning rate. None is right for all models; the default only keeps small steps small.
         weight_decay: w; that of the curvature if not given, else 0. Nothing else of the curvature is used.
-        parameters: θ, where no curvature says.
+        parameters, label_key: θ, and where labels are, where no curvature says.
     """
     check_positive(scale, "scale")
     decay = decay_of(curvature, weight_decay)
-    request = read_request(model, curvature, loss_fn, forget, parameters)
+    request = read_request(model, curvature, loss_fn, forget, parameters, label_key)
     direction = forget_gradient(request, decay) / request.count
     theta = request.problem.theta() + scale * direction
     return request.answer(theta, "gradient_ascent", REFERENCE, direction=direction)

@@ -37,6 +37,7 @@ def influence(
     tolerance: float | None = None,
     max_iterations: int = 1000,
     parameters: ParameterChoice = "all",
+    label_key: str | None = None,
 ) -> Updated:
     """The step of a Newton method towards the minimum without S, solved by conjugate gradients.
 
@@ -53,7 +54,7 @@ def influence(
         damping: λ; that of the curvature if there is one, else the weight decay.
         weight_decay: w; that of the curvature if not given, else 0.
         tolerance: ‖g_S − Ax‖/‖g_S‖ to stop at; 1e-10 in float64, 1e-4 else. max_iterations: to stop after.
-        parameters: θ, where no curvature says.
+        parameters, label_key: θ, and where labels are, where no curvature says.
 
     Raises:
         NotPositiveDefinite: conjugate gradients met a direction of negative curvature, as they may on a
@@ -66,7 +67,7 @@ def influence(
     decay = decay_of(curvature, weight_decay)
     asked = curvature.damping if damping is None and curvature is not None else damping
     strength = check_damping(asked, decay)
-    request = read_request(model, curvature, loss_fn, forget, parameters)
+    request = read_request(model, curvature, loss_fn, forget, parameters, label_key)
     problem = request.problem
     kept, n = request.retained(data)
     seen = kept if leave_out else [*kept, *request.batches]

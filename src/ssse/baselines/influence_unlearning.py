@@ -38,6 +38,7 @@ def influence_unlearning(
     damping: float = 1.0,
     seed: int = 0,
     parameters: ParameterChoice = "all",
+    label_key: str | None = None,
 ) -> Updated:
     """The one-shot influence step of the unlearning literature, with the empirical Fisher matrix of N samples.
 
@@ -57,12 +58,12 @@ def influence_unlearning(
         curvature: only to say which parameters are in θ; None will do.
         data: the training data, the forgotten samples among it; read once and held.
         samples: N, or all that remain where those are fewer. seed: of the draw.
-        damping: λ; 1 in those programs. parameters: θ, where no curvature says.
+        damping: λ; 1 in those programs. parameters, label_key: θ, and where labels are, where no curvature says.
     """
     check_positive(scale, "scale")
     check_positive(damping, "damping")
     check_whole(samples, "samples")
-    request = read_request(model, curvature, loss_fn, forget, parameters)
+    request = read_request(model, curvature, loss_fn, forget, parameters, label_key)
     problem, k = request.problem, request.count
     kept, n = request.retained(data)
     v = gradient_sum(problem, request.batches) / n - k / (n * (n - k)) * gradient_sum(problem, kept)

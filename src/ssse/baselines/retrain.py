@@ -12,7 +12,7 @@ from torch import nn
 from ssse.baselines.update import Updated, read_request
 from ssse.curvature.curvature import Curvature
 from ssse.errors import InvalidModel, ModelMismatch
-from ssse.problem.batches import Batch
+from ssse.problem.batches import given_form
 from ssse.problem.losses import LossLike
 
 REFERENCE = "Training from scratch on D∖S; the gold standard of Cao & Yang 2015, 'Towards making systems forget'"
@@ -24,8 +24,9 @@ def retrain(
     loss_fn: LossLike,
     forget: Iterable[Any],
     *,
-    train: Callable[[list[Batch]], nn.Module],
+    train: Callable[[list[Any]], nn.Module],
     data: Iterable[Any],
+    label_key: str | None = None,
 ) -> Updated:
     """Train a new model without the forgotten samples, by the user's own training function.
 
@@ -35,18 +36,19 @@ def retrain(
     against the distance between two.
 
     Args:
-        train: takes the batches of D∖S, in the order of the data and on the model's device, and returns a
-            new, trained module of the same architecture. It is put into eval mode.
+        train: takes the batches of D∖S, (x, y) or with weights (x, y, weight), in the order of the data and on the
+            model's device, and returns a new, trained module of the same architecture. It is put into eval mode.
         data: the training data, the forgotten samples among it.
+        label_key: where labels are, where no curvature says.
 
     Raises:
         InvalidModel: `train` returned no module, the model passed in, or one with NaN.
         ModelMismatch: the parameters of the new module are not those of the model.
     """
-    request = read_request(model, curvature, loss_fn, forget)
+    request = read_request(model, curvature, loss_fn, forget, label_key=label_key)
     before = request.problem.theta()
     kept, _ = request.retained(data, group=1024)
-    trained = train(kept)
+    trained = train([given_form(batch) for batch in kept])
     if not isinstance(trained, nn.Module):
         raise InvalidModel(f"train(batches) must return the trained nn.Module; it returned a {type(trained).__name__}.")
     if trained is model:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ssse.baselines.update import Request, Updated, diagonal_of, read_request
 from ssse.curvature.curvature import Curvature
 from ssse.errors import InvalidData, InvalidSetting
+from ssse.problem.labels import label_values
 from ssse.problem.losses import LossLike
 
 REFERENCE = "Golatkar, Achille & Soatto 2020, 'Eternal Sunshine of the Spotless Net: Selective Forgetting'"
@@ -138,7 +139,8 @@ def _check_class(forgotten_class: int, request: Request) -> None:
     classes = request.problem.outputs
     if not 0 <= forgotten_class < classes:
         raise InvalidSetting(f"forgotten_class must lie in 0 … {classes - 1}, not {forgotten_class}.")
-    for _, y in request.batches:
+    for _, labels in request.batches:
+        y = label_values(labels)
         if y.dim() == 1 and not y.is_floating_point() and bool((y != forgotten_class).any()):
             raise InvalidData(
                 f"forgotten_class={forgotten_class} takes the samples to forget for the whole of that class, but some "

@@ -54,10 +54,11 @@ class Request:
     batches: list[Batch]
     count: int
     started: float
+    label_key: str | None = None
 
     def retained(self, data: Iterable[Any], group: int = GROUP) -> tuple[list[Batch], int]:
         """D∖S and n, the number of samples in D."""
-        kept = retained_batches(data, self.batches, self.problem.device, group)
+        kept = retained_batches(data, self.batches, self.problem.device, group, self.label_key)
         n = self.count + sum(len(y) for _, y in kept)
         if self.curvature is not None and n != self.curvature.n:
             raise InvalidData(
@@ -93,17 +94,18 @@ def read_request(
     loss_fn: LossLike,
     forget: Iterable[Any],
     parameters: ParameterChoice = "all",
+    label_key: str | None = None,
 ) -> Request:
     """Check the model against its curvature, where there is one, and read the samples to forget.
 
-    θ is what the curvature is of; without one, `parameters` says.
+    θ is what the curvature is of, and labels are where it says; without one, `parameters` and `label_key` say.
     """
     started = time.perf_counter()
     if curvature is None:
         as_loss(loss_fn)  # an unknown one is refused before the samples are read
         view = ModelView(model, parameters)
         refuse_training_mode(view.model)
-        samples = read_samples(forget, view.device, None, GROUP)
+        samples = read_samples(forget, view.device, None, GROUP, label_key)
         problem = Problem(view.working, loss_fn, parameters, samples.batches[0])
     else:
         if parameters != "all":
@@ -117,7 +119,8 @@ def read_request(
                 "model they are given: fit a curvature on it, or pass curvature=None where the method allows."
             )
         problem, samples = read_matching(matching_view(model, curvature), curvature, loss_fn, forget)
-    return Request(problem, curvature, samples.batches, samples.count, started)
+    key = label_key if curvature is None else curvature.label_key
+    return Request(problem, curvature, samples.batches, samples.count, started, key)
 
 
 def gradient_sum(problem: Problem, batches: Iterable[Batch]) -> Tensor:

@@ -20,6 +20,7 @@ from ssse.errors import InvalidData, InvalidSetting
 from ssse.evaluation.outputs import Model
 from ssse.evaluation.scan import DEFAULT_SCALES, Scan, as_numbers, check_scales, scan
 from ssse.problem.batches import check_repeatable, count_samples
+from ssse.problem.loaders import as_batches
 from ssse.problem.losses import LossLike
 from ssse.verdict import BOUNDS
 
@@ -152,6 +153,9 @@ def calibrate(
         raise InvalidSetting(
             f"λ can be compared by γ, δ or the KL only, which need retrained=; {methods[0]} knows no better and worse."
         )
+    forget = as_batches(forget, curvature.label_key)
+    held_out = None if held_out is None else as_batches(held_out, curvature.label_key)
+    data = None if data is None else as_batches(data, curvature.label_key)
     options: dict[str, Any] = {"leave_out": leave_out, "residual": residual}
     if curvature.structure.reads_data:
         options["data"] = data

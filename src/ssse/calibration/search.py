@@ -175,6 +175,7 @@ def _sample(problem: Problem, curvature: Curvature, forget: list[Any], data: Ite
     retained = drop_forgotten(spread, count_digests(forget, problem.device), problem.device)
     sample, count = [], 0
     for batch in regroup(retained, min(SAMPLE, curvature.group)):
+        problem.check_labels(batch[1])
         sample.append(batch)
         count += len(batch[1])
         if count >= SAMPLE:

@@ -21,6 +21,7 @@ from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.structure import Structure
 from ssse.errors import BrokenArtefact, DoubtfulSetting, InvalidData, InvalidSetting
 from ssse.problem.fingerprint import Fingerprint
+from ssse.problem.loaders import as_batches
 from ssse.problem.losses import LossLike
 from ssse.problem.parameters import BlockChoice, Layout, LinearShape
 from ssse.problem.problem import Problem
@@ -91,6 +92,8 @@ class Curvature:
     strain: float = 0.0  # of all steps since the fit: by how much the scores of those who stay have moved
     decay_estimate: float | None = None  # ŵ as the gradient told it at the fit, where it contradicts w
     repeats: int | None = None  # samples that are the same as another, at most so many now; None: not counted
+    weighted: bool = False  # whether its samples came with weights
+    label_key: str | None = None  # under which batches that are mappings have their labels; None: a usual name
     group: int = 1024
 
     @classmethod
@@ -111,6 +114,7 @@ class Curvature:
         memory_budget: int | str | None = None,
         seed: int = 0,
         n: int | None = None,
+        label_key: str | None = None,
         progress: bool = True,
         on_plan: Callable[[Plan], None] | None = None,
     ) -> Curvature:
@@ -120,9 +124,14 @@ class Curvature:
             model: the trained model, in eval mode (or doing the same in training mode). It is not changed.
             loss_fn: "cross_entropy", "binary_cross_entropy", "mse", or a function of (model(x), y). The named
                 ones sum over a sample's outputs (torch's own BCE and MSE average: pass those as functions).
-            data: batches (x, y) or mappings: a DataLoader, a list, any iterable.
+            data: batches (x, y) or mappings: a DataLoader, a list, any iterable, or a bare data set. With sample
+                weights they are (x, y, weight), or mappings with a `weight`; with several inputs ((a, b), y), passed
+                on in order. Batches of sequences may be of several lengths; where they have an `attention_mask`, a
+                sample is the same one however it is padded, without one it is what came, padding included.
             damping: λ; the weight decay if not given.
-            weight_decay: w of the training objective (1/n) Σ ℓᵢ + (w/2)‖θ‖².
+            weight_decay: w of the training objective (1/n) Σ ℓᵢ + (w/2)‖θ‖², with sample weights
+                (1/n) Σ vᵢℓᵢ + (w/2)‖θ‖², n the number of samples. Where training divided by Σ vᵢ instead, as torch's
+                mean with class weights does, give the training's w times the mean of the weights.
             rows: "expected" (the true Fisher), "margin" (one row a sample: of the label against all others, for
                 cross-entropy), "sampled", "empirical" (the paper's), or "auto": expected or margin.
             rows_per_batch: b > 1 joins b gradients to one row, the paper's mini-batch FIM.
@@ -138,6 +147,8 @@ class Curvature:
             n: how many training samples there are. Samples are counted in any case, and repeats noted; data in which
                 every one comes twice, or a share that a sampler dealt out to one process, is refused unless n says
                 that it is meant.
+            label_key: where the labels are in batches that are mappings, if not under y, label(s) or target(s). It is
+                kept: requests are read in the same way.
             on_plan: told what was chosen and what it will cost, before the long pass; what it raises ends the fit. If
                 not given, and the fit takes more than a few seconds, a terminal is told.
 
@@ -147,13 +158,14 @@ class Curvature:
         """
         damping = check_damping(damping, weight_decay)
         wanted = Wanted(rows, rows_per_batch, seed, as_choice(structure), blocks, dtype)
+        data = as_batches(data, label_key)
         prepared = prepare(model, loss_fn, parameters, data, wanted, memory_budget, n, damping)
         if on_plan is not None:
             on_plan(prepared.plan)
         elif prepared.plan.seconds > WORTH_A_WORD:
             say(f"Curvature: {prepared.plan}; {prepared.plan.reason}.", progress)
         fitted = fit_structure(prepared, data, damping, progress)
-        return cls._from_fit(prepared.problem, fitted, weight_decay)
+        return replace(cls._from_fit(prepared.problem, fitted, weight_decay), label_key=label_key)
 
     @classmethod
     def _from_fit(cls, problem: Problem, fitted: Fitted, weight_decay: float) -> Curvature:
@@ -186,6 +198,7 @@ class Curvature:
             repeats=fitted.repeats,
             partial=partial,
             scores=fitted.scores,
+            weighted=problem.weighted,
             group=fitted.plan.group,
         )
 
@@ -283,6 +296,8 @@ class Curvature:
             "strain": self.strain,
             "decay_estimate": self.decay_estimate,
             "repeats": self.repeats,
+            "weighted": self.weighted,
+            "label_key": self.label_key,
             "group": self.group,
             "chosen": self.chosen,
             "reason": self.reason,
@@ -322,6 +337,8 @@ class Curvature:
             strain=manifest.get("strain", 0.0),
             decay_estimate=manifest.get("decay_estimate"),
             repeats=manifest.get("repeats"),
+            weighted=manifest.get("weighted", False),
+            label_key=manifest.get("label_key"),
             group=manifest["group"],
         )
 
@@ -347,6 +364,7 @@ def plan(
     memory_budget: int | str | None = None,
     damping: float | None = None,
     weight_decay: float = 0.0,
+    label_key: str | None = None,
 ) -> Plan:
     """What `Curvature.fit` would do with these choices, its memory and its time; only a trial is computed.
 
@@ -354,6 +372,7 @@ def plan(
     of a request of 100 samples, or of 1 % of them where that is less. How long `matrix_free` takes for a request of a
     network depends on the damping: without `damping` or `weight_decay` it is not told.
     """
+    data = as_batches(data, label_key)
     if iter(data) is data:
         raise InvalidData("plan() would use up an iterator's first batch; pass a DataLoader or a list.")
     wanted = Wanted(rows, rows_per_batch, 0, as_choice(structure), blocks, dtype)
@@ -393,20 +412,10 @@ def merge_shards(shards: Sequence[Curvature], expected: int | None = None) -> Cu
     if not shards:
         raise InvalidSetting("Merging needs at least one shard.")
     first = shards[0]
-    if any(
-        (s.fingerprint, s.kind, s.loss, s.weight_decay, type(s.structure), s.structure.settings().get("blocks"))
-        != (
-            first.fingerprint,
-            first.kind,
-            first.loss,
-            first.weight_decay,
-            type(first.structure),
-            first.structure.settings().get("blocks"),
+    if any(_shared(s) != _shared(first) or abs(s.damping - first.damping) > 1e-12 * first.damping for s in shards):
+        raise InvalidSetting(
+            "Shards must share model, loss, rows, structure, damping and weight decay, and have weights all or none."
         )
-        or abs(s.damping - first.damping) > 1e-12 * first.damping
-        for s in shards
-    ):
-        raise InvalidSetting("Shards must share model, loss, rows, structure, damping and weight decay.")
     repeats, notes = _check_shards(shards, expected)
     merged = first
     for shard in shards[1:]:
@@ -423,6 +432,14 @@ def merge_shards(shards: Sequence[Curvature], expected: int | None = None) -> Cu
             calibrated=None,
         )
     return replace(merged, repeats=repeats, notes=notes)
+
+
+def _shared(shard: Curvature) -> tuple[Any, ...]:
+    """What all shards of one curvature have."""
+    blocks = shard.structure.settings().get("blocks")
+    return (
+        shard.fingerprint, shard.kind, shard.loss, shard.weight_decay, shard.weighted, type(shard.structure), blocks,
+    )  # fmt: skip
 
 
 def _check_shards(shards: Sequence[Curvature], expected: int | None) -> tuple[int | None, tuple[str, ...]]:

@@ -153,7 +153,9 @@ def prepare(
 
 def fit_structure(prepared: Prepared, data: Iterable[Any], damping: float, progress: bool = True) -> Fitted:
     problem, plan = prepared.problem, prepared.plan
-    batches = track(regroup(prepared.batches, plan.group), prepared.total, "curvature", progress)
+    # Consecutive samples that share a row must be of one shape, or which of them do would depend on their padding.
+    groups = regroup(prepared.batches, plan.group, ragged=plan.kind.per_batch == 1)
+    batches = track(groups, prepared.total, "curvature", progress)
     # Rows that are kept are found again by their sample; the salt ties those digests to this model.
     salt = bytes.fromhex(Fingerprint.of(problem).theta)[:16] if plan.structure.knows_samples else b""
     ground = Ground(

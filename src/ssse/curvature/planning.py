@@ -11,9 +11,9 @@ import torch
 from ssse.curvature.choices import Choice, Dense, LowRank, MatrixFree
 from ssse.curvature.estimates import Plan, Task, Wanted, estimate
 from ssse.errors import DoesNotFit, InvalidModel, InvalidSetting
-from ssse.problem.losses import CrossEntropy, CustomLoss
 from ssse.problem.parameters import BlockChoice, Layout, make_blocks
 from ssse.problem.token_losses import TokenLoss
+from ssse.problem.weighted_loss import unweighted
 from ssse.rows.kinds import RowName
 from ssse.system.memory import human_bytes
 
@@ -76,7 +76,7 @@ def _most_operations(task: Task, wanted: Wanted, plan: Plan) -> float:
     if wanted.structure is not None and "auto" not in (wanted.rows, wanted.blocks):
         return float("inf")
     several = plan.kind.rows_per_sample(problem.loss, problem.outputs) > 1
-    if wanted.rows == "auto" and several and task.linear is None and isinstance(problem.loss, CrossEntropy):
+    if wanted.rows == "auto" and several and task.linear is None and problem.loss.one_margin:
         return SOON_ON_A_GPU if gpu else SOON
     return LATEST_ON_A_GPU if gpu else LATEST
 
@@ -146,12 +146,12 @@ def _candidates(task: Task, wanted: Wanted) -> Iterator[Wanted]:
 def _ways(task: Task) -> Iterator[tuple[RowName, Choice, BlockChoice]]:
     """Rows, structure and blocks, the most faithful first; never rows whose scale would have to be measured."""
     problem, linear = task.problem, task.linear
-    softmax, tokens = isinstance(problem.loss, CrossEntropy), isinstance(problem.loss, TokenLoss)
+    one_margin, tokens = problem.loss.one_margin, isinstance(unweighted(problem.loss), TokenLoss)
     if linear is None:
-        if not tokens and (not softmax or problem.outputs < MANY_OUTPUTS):
+        if not tokens and (not one_margin or problem.outputs < MANY_OUTPUTS):
             yield "expected", Dense(), "one"
             yield "expected", LowRank(), "one"
-        least: RowName = "margin" if softmax or tokens else "expected"
+        least: RowName = "margin" if one_margin or tokens else "expected"
         yield least, LowRank(), "one"
         yield least, Dense(), "one"
         for size in BLOCK_SIZES:
@@ -159,14 +159,14 @@ def _ways(task: Task) -> Iterator[tuple[RowName, Choice, BlockChoice]]:
                 yield least, Dense(), size
         return
     # The outputs of logistic and least-squares models do not interact: a block for each is exact.
-    if (softmax or isinstance(problem.loss, CustomLoss)) and problem.outputs > 1:
+    if problem.loss.coupled and problem.outputs > 1:
         yield "expected", Dense(), "one"
     yield "expected", Dense(), "output"
     for size in BLOCK_SIZES:
         if size < linear.inputs:
             yield "expected", Dense(), size
     yield "expected", LowRank(), "one"
-    if softmax:  # one row a sample: a kernel of n rows, whatever the number of classes
+    if one_margin:  # one row a sample: a kernel of n rows, whatever the number of classes
         yield "margin", LowRank(), "one"
 
 

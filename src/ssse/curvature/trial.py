@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 
 from ssse.errors import InvalidSetting
-from ssse.problem.batches import Batch, Inputs, slice_batch
+from ssse.problem.batch_forms import Inputs
+from ssse.problem.batches import Batch, slice_batch
 from ssse.problem.losses import CustomLoss
 from ssse.problem.problem import PROBE_SAMPLES, Problem
+from ssse.problem.weighted_loss import unweighted
 from ssse.rows.kinds import RowKind, measure_held, rows_of
 
 PATIENCE = 0.3  # seconds that one measurement may take before it is not repeated on more samples
@@ -90,7 +92,7 @@ def _if_any(seconds: Callable[[], float]) -> float | None:
 def _spectrum(problem: Problem, batch: Batch) -> tuple[float, ...]:
     """Eigenvalues of RᵀR/n, the largest first: of labels drawn from the model where the loss knows how, since gradients
     of true labels vanish where a model is sure."""
-    kind = RowKind("empirical" if isinstance(problem.loss, CustomLoss) else "sampled")
+    kind = RowKind("empirical" if isinstance(unweighted(problem.loss), CustomLoss) else "sampled")
     rows = measure_held(problem, kind, batch)[0].matrix()
     kernel = (rows @ rows.mT).double() / len(batch[1])
     return tuple(torch.linalg.eigvalsh(kernel).flip(0).clamp_min(0).tolist())

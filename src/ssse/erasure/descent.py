@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ssse.curvature.conjugate_gradients import dot
+from ssse.problem.labels import Labels
 
 Ending = Literal["tolerance", "rounding", "steps"]
 
@@ -26,7 +27,7 @@ class LinearBatch:
 
     features: Tensor
     outputs: Tensor
-    labels: Tensor
+    labels: Labels
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,12 @@ from ssse.erasure.trust import Step, Trust, measure_swings, measure_trust, trust
 from ssse.errors import DoesNotFit, InvalidSetting, Refused
 from ssse.problem.batches import Batch
 from ssse.problem.fingerprint import Fingerprint
+from ssse.problem.loaders import as_batches
 from ssse.problem.losses import LossLike
 from ssse.problem.problem import Problem
 from ssse.problem.sample_digests import digest_samples
 from ssse.problem.view import ModelView
+from ssse.problem.weighted_loss import unweighted
 from ssse.rows.held import HeldRows, StackedRows
 from ssse.rows.kinds import Measured, measure, measure_held
 from ssse.rows.score_sums import ScoreSums
@@ -163,11 +165,12 @@ class Erasure:
         return scan(
             self._erased.with_theta(self._origin),
             self.direction,
-            self._erased.loss,
+            unweighted(self._erased.loss),
             splits,
             scales=DEFAULT_SCALES if scales is None else scales,
             retrained=retrained,
             parameters=self._erased.layout.names,
+            label_key=self._after.label_key,
             progress=progress,
         )
 
@@ -247,7 +250,7 @@ def erase_from(
     if leave_out:
         request.check_memory()
     if data is not None:
-        curvature = _with_data(curvature, request.problem, data)
+        curvature = _with_data(curvature, request.problem, as_batches(data, curvature.label_key))
 
     rows, gradient, loss, taken = request.measured() if leave_out else (None, *request.slope(), None)
     origin = request.problem.theta()
@@ -312,6 +315,7 @@ def erase_from(
         predicted_change=float(slope.double() @ (theta - origin).double()) / samples.count,
         seconds=time.perf_counter() - started,
     )
+    probe = None if probe is None else as_batches(probe, curvature.label_key)
     health = None if probe is None else look_at(probe, problem, erased_problem, samples, curvature.n)
     if health is not None:
         diagnostics = replace(diagnostics, **health.numbers())

@@ -17,11 +17,12 @@ from ssse.curvature.fit import bind_data
 from ssse.curvature.matrix_free import MatrixFreeStructure
 from ssse.erasure.descent import Descent, Ending, Point, descend
 from ssse.erasure.directions import Newton, QuasiNewton
-from ssse.erasure.request import matching_loss, matching_view
+from ssse.erasure.request import check_weighted, matching_loss, matching_view
 from ssse.erasure.retained_objective import RetainedObjective
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.batches import check_repeatable, peek
 from ssse.problem.fingerprint import Fingerprint
+from ssse.problem.loaders import as_batches
 from ssse.problem.losses import NAMED, LossLike
 from ssse.problem.problem import Problem
 from ssse.system.memory import memory_budget
@@ -129,6 +130,7 @@ def refine(
     _check_settings(curvature, steps, tolerance)
     if retained is None:
         raise InvalidSetting("Pass the samples that remain: retained=batches.")
+    retained = as_batches(retained, curvature.label_key)
     if iter(retained) is retained:
         raise InvalidData(
             "refine reads the data that remains many times; pass a DataLoader or a list, not an iterator."
@@ -140,6 +142,7 @@ def refine(
     if first is None:
         raise InvalidData("The data that remains is empty.")
     problem = Problem(view.working, loss, curvature.layout.names, first)
+    check_weighted(curvature, problem)
     tolerance = _usual_tolerance(problem.dtype) if tolerance is None else tolerance
 
     convex = problem.linear is not None and problem.loss.name in NAMED

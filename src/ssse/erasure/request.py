@@ -13,6 +13,7 @@ from ssse.curvature.curvature import Curvature, check_scale
 from ssse.erasure.policy import check_policy
 from ssse.errors import InvalidData, InvalidSetting, ModelMismatch
 from ssse.problem.batches import Batch, check_repeatable, read_batch, regroup
+from ssse.problem.loaders import as_batches
 from ssse.problem.losses import NAMED, Loss, LossLike, as_loss
 from ssse.problem.problem import Problem
 from ssse.problem.sample_counts import count_at_hand
@@ -31,15 +32,20 @@ class Samples:
 
 
 def read_samples(
-    forget: Iterable[Any] | None, device: torch.device, curvature: Curvature | None, group: int
+    forget: Iterable[Any] | None,
+    device: torch.device,
+    curvature: Curvature | None,
+    group: int,
+    label_key: str | None = None,
 ) -> Samples:
-    """The samples to forget, on the device.
+    """The samples to forget, on the device. `label_key`: as in `Curvature.fit`, where no curvature says.
 
     Raises:
         InvalidData: there are none, or as many as the curvature stands for.
     """
     if forget is None:
         raise InvalidSetting("Pass the samples to forget: forget=batches.")
+    forget = as_batches(forget, label_key if curvature is None else curvature.label_key)
     check_repeatable(forget)
     batches = [batch for batch in (read_batch(b, device) for b in forget) if len(batch[1])]
     if not batches:
@@ -65,7 +71,23 @@ def read_matching(
     """The problem that the curvature is of, and the samples; a named loss need not be given again."""
     loss = matching_loss(curvature, loss_fn)
     samples = read_samples(forget, view.device, curvature, curvature.group)
-    return Problem(view.working, loss, curvature.layout.names, samples.batches[0]), samples
+    problem = Problem(view.working, loss, curvature.layout.names, samples.batches[0])
+    check_weighted(curvature, problem)
+    return problem, samples
+
+
+def check_weighted(curvature: Curvature, problem: Problem) -> None:
+    """Samples that counted w times must not go, or stay, as if they had counted once."""
+    if curvature.weighted and not problem.weighted:
+        raise InvalidData(
+            "The curvature was fitted on samples with weights, and these have none: pass them as they were then, "
+            "(x, y, weight)."
+        )
+    if problem.weighted and not curvature.weighted:
+        raise InvalidData(
+            "The curvature was fitted on samples without weights, and these have some: pass them as they were then, "
+            "(x, y), or fit with the weights."
+        )
 
 
 def matching_loss(curvature: Curvature, loss_fn: LossLike | None) -> Loss:

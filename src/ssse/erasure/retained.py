@@ -10,6 +10,7 @@ import torch
 
 from ssse.errors import InvalidData
 from ssse.problem.batches import Batch, check_repeatable, read_batch, regroup, take_samples
+from ssse.problem.loaders import as_batches
 from ssse.problem.sample_digests import digest_samples, take_due
 
 # The digests live as long as one call and meet only each other, so their key need not be secret.
@@ -17,7 +18,11 @@ SALT = b"ssse-retained"
 
 
 def retained_batches(
-    data: Iterable[Any], forget: Iterable[Any], device: torch.device, group: int = 1024
+    data: Iterable[Any],
+    forget: Iterable[Any],
+    device: torch.device,
+    group: int = 1024,
+    label_key: str | None = None,
 ) -> list[Batch]:
     """D∖S in the order of D, `group` samples at a time, on the device.
 
@@ -27,8 +32,9 @@ def retained_batches(
     Raises:
         InvalidData: a forgotten sample is not in the data, or nothing remains.
     """
+    data = as_batches(data, label_key)
     check_repeatable(data)
-    wanted = count_digests(forget, device)
+    wanted = count_digests(as_batches(forget, label_key), device)
     asked = wanted.total()
     kept = list(drop_forgotten(data, wanted, device))
     missing = wanted.total()

@@ -14,7 +14,7 @@ from ssse.errors import InvalidSetting
 from ssse.evaluation.comparison import Comparison, Row, summary
 from ssse.evaluation.outputs import Model
 from ssse.evaluation.records import collect
-from ssse.evaluation.splits import SPLITS, Splits, check_splits
+from ssse.evaluation.splits import SPLITS, Splits, batches_of_splits
 from ssse.evaluation.table import Cell, Evaluation, Measure
 from ssse.evaluation.tokens import TokenComparison, check_canaries, collect_tokens
 from ssse.metrics.objective import objective
@@ -38,6 +38,7 @@ def evaluate(
     relearn: Mapping[str, Any] | bool | None = None,
     canaries: Sequence[tuple[Any, Any]] | None = None,
     level: float = 0.05,
+    label_key: str | None = None,
     progress: bool = True,
 ) -> Evaluation:
     """Measure models against each other and against retraining, in one table.
@@ -50,7 +51,8 @@ def evaluate(
             samples of the kind that is forgotten), or "test" where there is no such kind.
         original, retrained: which of the names are these; measures that need one that is not there are left out, and
             the flags say so.
-        loss_fn, weight_decay, parameters: as in `ssse.Curvature.fit`; with a loss L₋S and ‖∇L₋S‖ are measured too.
+        loss_fn, weight_decay, parameters, label_key: as in `ssse.Curvature.fit`; with a loss L₋S and ‖∇L₋S‖ are
+            measured too.
         relearn: True, or options of `ssse.metrics.relearn_time`, to measure that too; needs loss_fn.
         canaries: pairs (canary, alternatives) of token ids, as in `ssse.metrics.exposure`; of language models.
         level: of the audits: a model that never saw S passes one with probability 1 − level.
@@ -68,7 +70,7 @@ def evaluate(
     """
     if not isinstance(models, Mapping):
         raise InvalidSetting(f"models is a mapping from names to models, not a {type(models).__name__}.")
-    check_splits(splits)
+    splits = batches_of_splits(splits, label_key)
     relearn = {} if relearn is True else relearn or None if isinstance(relearn, bool) else relearn
     if not 0 < level < 1:
         raise InvalidSetting(f"level is the rate of false alarms of an audit, between 0 and 1, not {level}.")

@@ -13,7 +13,7 @@ from ssse.errors import InvalidData
 from ssse.evaluation.splits import SPLITS
 from ssse.metrics.gaps import divergence
 from ssse.metrics.scores import Task, as_labels, confidences, hits, log_probabilities
-from ssse.problem.batches import Batch, check_repeatable, count_samples, read_batch
+from ssse.problem.batches import Batch, check_repeatable, count_samples, read_batch, without_weights
 from ssse.system.progress import track
 
 Key = TypeVar("Key", bound=Hashable)
@@ -73,7 +73,8 @@ def measure_split(
     labels: list[np.ndarray] = []
     task: Task | None = None
     outputs = 0
-    batches = (read_batch(batch, device) for batch in data)  # as they come: these fit the memory
+    # As they come: these fit the memory. Every sample counts once, whatever it weighed in training.
+    batches = (without_weights(read_batch(batch, device)) for batch in data)
     for batch in track(batches, count_samples(data), f"{progress} {SPLITS[split]}", progress is not None):
         if not len(batch[1]):
             continue

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ssse.errors import InvalidData, InvalidModel
 from ssse.metrics.scores import as_logits
-from ssse.problem.batches import Inputs
+from ssse.problem.batch_forms import Inputs
+from ssse.problem.batches import map_inputs, named_inputs
 from ssse.problem.training_mode import refuse_difference, refuse_training_mode
 from ssse.problem.unusable import HALF, refuse_autocast
 from ssse.problem.view import arguments, tensor_output
@@ -44,8 +45,7 @@ def read_outputs(model: Model, x: Inputs, name: str, read: Callable[[Any, str], 
         parameter = next(iter(model.parameters()), None)
         if parameter is not None:
             refuse_autocast(parameter.device)
-            x = {k: v.to(parameter.device) for k, v in x.items()} if isinstance(x, dict) else x.to(parameter.device)
-            x = _as_halves(model, x)
+            x = _as_halves(model, map_inputs(lambda value: value.to(parameter.device), x))
         args, kwargs = arguments(x)
         refuse_difference(model, x)
         return read(tensor_output(model(*args, **kwargs)), name)
@@ -65,13 +65,12 @@ def _as_halves(model: nn.Module, x: Inputs) -> Inputs:
     def cast(value: Tensor) -> Tensor:
         return value.to(kept) if value.is_floating_point() and value.dtype not in wanted else value
 
-    return {key: cast(value) for key, value in x.items()} if isinstance(x, dict) else cast(x)
+    return map_inputs(cast, x)
 
 
 def _refuse_other_dtype(model: Model, x: Inputs, name: str, error: Exception) -> None:
     """The usual reason for a module to fail on good data, in words."""
-    tensors = list(x.values()) if isinstance(x, dict) else [x]
-    given = {str(value.dtype) for value in tensors if value.is_floating_point()}
+    given = {str(value.dtype) for value in named_inputs(x).values() if value.is_floating_point()}
     wanted = {str(p.dtype) for p in model.parameters()} if isinstance(model, nn.Module) else given
     if isinstance(error, RuntimeError) and given and wanted and given.isdisjoint(wanted):
         raise InvalidData(

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.evaluation.measure import MeasuredSplit, measure_split
 from ssse.evaluation.outputs import Model, check_model, logits_of
-from ssse.evaluation.splits import HELD_OUT, SPLITS, Splits, check_splits
+from ssse.evaluation.splits import HELD_OUT, SPLITS, Splits, batches_of_splits
 from ssse.evaluation.step_path import StepPath, check_direction
 from ssse.metrics.attacks import rank_auc, threshold_attack
 from ssse.metrics.confusion import confusion_ratio, confusions
 from ssse.metrics.distance import same_parameters
 from ssse.metrics.scores import as_logits, check_alike
 from ssse.metrics.similarity import attribute_auc, share, similarity_of
-from ssse.problem.batches import Batch, check_repeatable, peek
+from ssse.problem.batches import Batch, check_repeatable, peek, without_weights
 from ssse.problem.losses import Loss, LossLike, as_loss
 from ssse.problem.problem import Problem
 from ssse.problem.training_mode import refuse_training_mode
@@ -155,6 +155,7 @@ def scan(
     scales: float | Iterable[float] = DEFAULT_SCALES,
     retrained: Model | None = None,
     parameters: ParameterChoice = "all",
+    label_key: str | None = None,
     progress: bool = True,
 ) -> Scan:
     """Measure the model at every scale of a step, without solving again.
@@ -164,9 +165,9 @@ def scan(
             `erasure.scan(splits)` does the same.
         splits: as in `ssse.evaluate`. scales: the values of ε, positive, rising; or one.
         retrained: to compare with: gives γ or δ, the parameter distance and the accuracy gaps.
-        parameters: those that the direction is of: `curvature.layout.names`.
+        parameters: those that the direction is of: `curvature.layout.names`. label_key: as in `ssse.Curvature.fit`.
     """
-    check_splits(splits)
+    splits = batches_of_splits(splits, label_key)
     grid = check_scales(scales)
     if retrained is not None:
         check_model(retrained, RETRAINED)
@@ -236,7 +237,7 @@ def _problem(
     first, data = peek(data, view.device)
     if first is None:
         raise InvalidData(f"The split '{split}' is empty; leave it out, or pass its samples.")
-    return Problem(view.working, loss_fn, parameters, first), {**splits, split: data}
+    return Problem(view.working, loss_fn, parameters, without_weights(first)), {**splits, split: data}
 
 
 def _measure(

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from ssse.errors import InvalidData
+from ssse.problem.loaders import as_batches
 
 Splits = Mapping[str, Iterable[Any]]
 
@@ -34,6 +35,12 @@ def check_splits(splits: Splits) -> None:
             raise InvalidData(f"Unknown split '{name}'; the splits are {', '.join(SPLITS)}.{hint}")
     if "test" in splits and {"test_other", "test_same"} & splits.keys():
         raise InvalidData("Pass either 'test' or its two parts 'test_other' and 'test_same', not both.")
+
+
+def batches_of_splits(splits: Splits, label_key: str | None = None) -> Splits:
+    """Checked, each as batches."""
+    check_splits(splits)
+    return {name: as_batches(data, label_key) for name, data in splits.items()}
 
 
 def four_splits(

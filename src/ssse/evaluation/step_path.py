@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ssse.errors import InvalidSetting
-from ssse.problem.batches import Batch, Inputs
+from ssse.problem.batch_forms import Inputs
+from ssse.problem.batches import Batch
 from ssse.problem.problem import Problem
 from ssse.problem.view import ModelView, arguments, flat_outputs
 from ssse.problem.wrappers import copied

@@ -24,7 +24,8 @@ from ssse.evaluation.records import Key, Records, named_models
 from ssse.evaluation.splits import SPLITS, Splits
 from ssse.evaluation.table import Measure
 from ssse.metrics.exposure import exposure
-from ssse.problem.batches import Batch, check_repeatable, count_samples, read_batch, slice_batch
+from ssse.problem.batch_forms import Inputs
+from ssse.problem.batches import check_repeatable, count_samples, read_batch, slice_batch, without_weights
 from ssse.problem.token_losses import IGNORED, TokenLoss
 from ssse.system.progress import track
 
@@ -52,7 +53,7 @@ def collect_tokens(
     for split, data in splits.items():
         check_repeatable(data)
         parts: dict[Key, list[TokenRecord]] = {key: [] for key in records.models}
-        batches = (read_batch(batch, None) for batch in data)
+        batches = (without_weights(read_batch(batch, None)) for batch in data)
         for batch in track(batches, count_samples(data), f"evaluating on {SPLITS[split]}", progress):
             for key, one in _measure(records, batch, loss, records.seeds(retrained)):
                 parts[key].append(one)
@@ -62,7 +63,9 @@ def collect_tokens(
     return records
 
 
-def _measure(records: Records, batch: Batch, loss: TokenLoss, goal: list[Key]) -> Iterator[tuple[Key, TokenRecord]]:
+def _measure(
+    records: Records, batch: tuple[Inputs, Tensor], loss: TokenLoss, goal: list[Key]
+) -> Iterator[tuple[Key, TokenRecord]]:
     x, y = batch
     start, step = 0, 1
     while start < len(y):

@@ -17,7 +17,8 @@ from ssse.intake.columns import PLACE, Columns, choose_columns, ids_of, number_l
 from ssse.intake.importing import import_object, searching
 from ssse.intake.messages import cause, listing
 from ssse.intake.samples import Source
-from ssse.problem.batches import Batch, check_repeatable, read_batch
+from ssse.problem.batches import Batch, check_repeatable, map_inputs, read_batch
+from ssse.problem.labels import label_values, with_values
 
 Arrays = Mapping[str, np.ndarray | Tensor]
 
@@ -96,8 +97,7 @@ class DatasetSource(Source):
                     f"raised {cause(error)}."
                 ) from error
             x, y = read_batch(self._named_parts(batch), None)
-            inputs = {key: self.as_input(part) for key, part in x.items()} if isinstance(x, dict) else self.as_input(x)
-            yield inputs, self.as_labels(y)
+            yield map_inputs(self.as_input, x), with_values(y, self.as_labels(label_values(y)))
 
     def _named_parts(self, batch: Any) -> Any:
         """A pair; the keys of samples that are mappings may be set, and labels may be words."""

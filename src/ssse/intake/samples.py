@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ssse.errors import InvalidData, InvalidRequest, InvalidSetting
 from ssse.intake.messages import did_you_mean, listing
-from ssse.problem.batches import Batch, Inputs
+from ssse.problem.batch_forms import Inputs
+from ssse.problem.batches import Batch
 
 SHOWN_IDS = 5
 # PyTorch stores these but hardly computes with them.

@@ -12,6 +12,7 @@ from torch import nn
 from ssse.curvature.fit import Sums
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.batches import check_repeatable, count_samples, peek, read_batch
+from ssse.problem.loaders import as_batches
 from ssse.problem.losses import LossLike, as_loss
 from ssse.problem.problem import Problem
 from ssse.problem.training_mode import refuse_training_mode
@@ -36,15 +37,18 @@ def objective(
     *,
     weight_decay: float = 0.0,
     parameters: ParameterChoice = "all",
+    label_key: str | None = None,
     progress: bool = False,
 ) -> Objective:
     """L₋S and ‖∇L₋S‖ if the data is D∖S: the training objective on the data that stays.
 
     The named losses sum over a sample's outputs. The paper's Table 1 averages over attributes: divide by their
-    number to compare with it.
+    number to compare with it. Samples with weights v count as in (1/n) Σ vᵢℓᵢ. Data and label_key: as in
+    `ssse.Curvature.fit`.
     """
     if not 0 <= weight_decay < float("inf"):
         raise InvalidSetting(f"weight_decay must be zero or positive, not {weight_decay}.")
+    data = as_batches(data, label_key)
     check_repeatable(data)
     as_loss(loss_fn)  # an unknown one is refused before the samples are read
     view = ModelView(model, parameters)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ssse.errors import InvalidData, InvalidModel, InvalidSetting
 from ssse.metrics.scores import Flagged
 from ssse.problem.batches import Batch, join_batches, read_batch, regroup, shuffled
+from ssse.problem.loaders import as_batches
 from ssse.problem.losses import LossLike, as_loss
 from ssse.problem.problem import Problem
 from ssse.problem.view import ModelView
@@ -52,6 +53,7 @@ def relearn_time(
     max_steps: int = 1000,
     batch_size: int | None = None,
     seed: int = 0,
+    label_key: str | None = None,
 ) -> Relearn:
     """Count the steps θ ← θ − η ∇(1/b) Σ ℓᵢ(θ) on the forget set until its mean loss is back at the target.
 
@@ -64,12 +66,12 @@ def relearn_time(
         forget: batches of S, which is held in memory.
         target: the mean loss on S to come back to.
         batch_size: samples a step; None takes all of S, which needs no seed. The loss is that of all of S either way.
-        seed: the order of mini-batches.
+        seed: the order of mini-batches. label_key: as in `ssse.Curvature.fit`.
     """
     _check(target, learning_rate, max_steps, batch_size)
     as_loss(loss_fn)  # an unknown one is refused before the samples are read
     view = ModelView(copied(model).eval())
-    parts = list(regroup((read_batch(batch, view.device) for batch in forget), PASS))
+    parts = list(regroup((read_batch(batch, view.device) for batch in as_batches(forget, label_key)), PASS))
     if not parts:
         raise InvalidData("The forget set is empty; there is nothing to relearn.")
     problem = Problem(view.working, loss_fn, "all", parts[0])

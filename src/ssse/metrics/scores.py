@@ -3,6 +3,7 @@
 Two tasks, told apart by the labels:
 
     classes      logits (n, c), labels (n,) with class indices 0 … c−1     softmax
+                 or (n, c) with class probabilities, the likeliest counts
     attributes   logits (n, a), labels (n, a) of 0 and 1                   one logistic output each
 """
 
@@ -18,6 +19,8 @@ from torch import Tensor
 from ssse.errors import InvalidData
 
 Task = Literal["classes", "attributes"]
+
+SOFT = 1e-3  # within which class probabilities must add up to one
 
 
 class Flagged(float):
@@ -61,6 +64,8 @@ def as_labels(value: Any, logits: np.ndarray) -> tuple[np.ndarray, Task]:
             f"have {labels.shape}."
         )
     if not np.isin(labels, (0, 1)).all():
+        if outputs > 1 and labels.ndim == 2 and labels.min() >= 0 and np.abs(labels.sum(1) - 1).max() <= SOFT:
+            return labels.argmax(1), "classes"  # probabilities: the likeliest one is the right one
         several = outputs == 1 and labels.max() > 1
         why = " One column of logits cannot tell more than two classes apart." if several else ""
         raise InvalidData(f"Attributes must be 0 or 1; found {labels.min():g} … {labels.max():g}.{why}")

@@ -3,59 +3,62 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ssse.errors import InvalidData
+from ssse.problem.batch_forms import Inputs, as_inputs, as_label_tensor, parts_of
+from ssse.problem.labels import Labels, WeightedLabels, checked_weights, join_labels, label_values, label_weights
 from ssse.problem.rereading import refuse_changing_samples
 
-Inputs = Tensor | dict[str, Tensor]
-Batch = tuple[Inputs, Tensor]
-
-LABEL_KEYS = ("y", "label", "labels", "target", "targets")
+Batch = tuple[Inputs, Labels]
 
 
 def read_batch(batch: Any, device: torch.device | None) -> Batch:
     """One batch of the user's, checked, as tensors on the device; None leaves them where they are."""
-    x, y = _parts(batch)
-    inputs = {key: _tensor(value, device) for key, value in x.items()} if isinstance(x, Mapping) else _tensor(x, device)
-    labels = _tensor(y, device)
+    x, y, weights = parts_of(batch)
+    labels = as_label_tensor(y, device)
+    inputs = as_inputs(x, device, len(labels) if labels.dim() else 0)
     _check(inputs, labels)
-    return inputs, labels
+    if weights is None:
+        return inputs, labels
+    return inputs, WeightedLabels(labels, checked_weights(as_label_tensor(weights, device), len(labels)))
 
 
-def _parts(batch: Any) -> tuple[Any, Any]:
-    """A pair (x, y), or a mapping with the labels under a usual name."""
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return batch[0], batch[1]
-    if not isinstance(batch, Mapping):
-        size = f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else ""
-        raise InvalidData(
-            f"A batch must be a pair (x, y) or a mapping with labels, not a {type(batch).__name__}{size}."
-        )
-    labels = [key for key in LABEL_KEYS if key in batch]
-    if len(labels) != 1:
-        raise InvalidData(
-            f"A mapping batch needs its labels under one of {', '.join(LABEL_KEYS)}; its keys are "
-            f"{', '.join(map(str, batch))}."
-        )
-    rest = {key: value for key, value in batch.items() if key != labels[0]}
-    if not rest:
-        raise InvalidData(f"A mapping batch needs inputs besides its labels; its only key is {labels[0]}.")
-    return (next(iter(rest.values())) if len(rest) == 1 else rest), batch[labels[0]]
+def given_form(batch: Batch) -> Any:
+    """As a user has it: (x, y), or (x, y, weight)."""
+    x, y = batch
+    return (x, y.values, y.weights) if isinstance(y, WeightedLabels) else batch
+
+
+def without_weights(batch: Batch) -> tuple[Inputs, Tensor]:
+    return batch[0], label_values(batch[1])
+
+
+def named_inputs(x: Inputs) -> dict[str, Tensor]:
+    """Every tensor of them, by the name that messages give it."""
+    if isinstance(x, tuple):
+        return {f"x[{i}]": value for i, value in enumerate(x)}
+    return x if isinstance(x, dict) else {"x": x}
+
+
+def map_inputs(change: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
+    """The same inputs with every tensor changed."""
+    if isinstance(x, tuple):
+        return tuple(change(value) for value in x)
+    return {key: change(value) for key, value in x.items()} if isinstance(x, dict) else change(x)
 
 
 def slice_batch(x: Inputs, part: slice) -> Inputs:
-    return {key: value[part] for key, value in x.items()} if isinstance(x, dict) else x[part]
+    return map_inputs(lambda value: value[part], x)
 
 
 def take_samples(batch: Batch, index: Tensor) -> Batch:
     """The samples of a batch whose places are in `index`, in that order."""
-    x, y = batch
-    return ({key: value[index] for key, value in x.items()} if isinstance(x, dict) else x[index]), y[index]
+    return map_inputs(lambda value: value[index], batch[0]), batch[1][index]
 
 
 def shuffled(samples: Batch, size: int, seed: int) -> Iterator[Batch]:
@@ -70,29 +73,48 @@ def shuffled(samples: Batch, size: int, seed: int) -> Iterator[Batch]:
 
 
 def join_batches(parts: list[Batch]) -> Batch:
+    """As one batch.
+
+    Raises:
+        InvalidData: they have several shapes, as sequences of several lengths do.
+    """
     if len(parts) == 1:
         return parts[0]
-    labels = torch.cat([y for _, y in parts])
-    mappings = [x for x, _ in parts if isinstance(x, dict)]
-    if mappings:
-        return {key: torch.cat([x[key] for x in mappings]) for key in mappings[0]}, labels
-    return torch.cat([x for x, _ in parts if isinstance(x, Tensor)]), labels
+    shapes = {shapes_of(x) for x, _ in parts}
+    if len(shapes) > 1:
+        one, other = sorted(map(dict, shapes), key=str)[:2]
+        raise InvalidData(
+            f"These samples are needed in one batch, and they have several shapes, {one} and {other} for instance. Pad "
+            "all of them to one length."
+        )
+    entries = [named_inputs(x) for x, _ in parts]
+    joined = {key: torch.cat([inputs[key] for inputs in entries]) for key in entries[0]}
+    labels, first = join_labels([y for _, y in parts]), parts[0][0]
+    if isinstance(first, dict):
+        return joined, labels
+    return tuple(joined.values()) if isinstance(first, tuple) else joined["x"], labels
 
 
-def regroup(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
+def regroup(batches: Iterable[Batch], size: int, *, ragged: bool = True) -> Iterator[Batch]:
     """The same samples in the same order, `size` at a time; the last group may be smaller.
 
-    What follows then cannot depend on how the user's loader happened to cut the data.
+    What follows then cannot depend on how the user's loader happened to cut the data. Sequences that come in batches of
+    several lengths are `ragged`: a group ends where the shape changes, so that no group mixes shapes, and is then
+    smaller than `size`. The order stays; who sorts by length has larger groups, which are faster.
     """
     held: list[Batch] = []
-    count, first = 0, None
+    count, first, current = 0, None, None
     for x, y in batches:
         form = _form(x, y)
-        first = first or form
-        if form != first:
+        first, current = first or form, current or form
+        if form != first and not (ragged and _alike(form, first)):
             raise InvalidData(
                 f"Every batch must hold samples of one shape and dtype; one has {form}, those before it {first}."
             )
+        if form != current and held:
+            yield join_batches(held)
+            held, count = [], 0
+        current = form
         start, length = 0, len(y)
         while count + length - start >= size:
             stop = start + size - count
@@ -138,7 +160,7 @@ def count_samples(data: Any) -> int | None:
         if held is not None and hasattr(held, "__len__"):
             return len(held)
     if isinstance(data, (list, tuple)):
-        return sum((*_tensor(_parts(batch)[1], None).shape, 0)[0] for batch in data)
+        return sum((*as_label_tensor(parts_of(batch)[1], None).shape, 0)[0] for batch in data)
     return None
 
 
@@ -180,20 +202,29 @@ def _check_share(data: Any, sampler: Any, processes: int, confirmed: int | None)
         raise InvalidData(f"The data loader's {name} has drop_last=True, so some samples are in no part. Use False.")
 
 
-def _form(x: Inputs, y: Tensor) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    entries = x if isinstance(x, dict) else {"x": x}
-    return {key: (tuple(value.shape[1:]), value.dtype) for key, value in [*entries.items(), ("labels", y)]}
+Form = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
-def _tensor(value: Any, device: torch.device | None) -> Tensor:
-    try:
-        return torch.as_tensor(value, device=device)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidData(f"A batch holds a {type(value).__name__}, which is not a tensor or array.") from error
+def shapes_of(x: Inputs) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Of one sample: each input's."""
+    return tuple((key, tuple(value.shape[1:])) for key, value in named_inputs(x).items())
+
+
+def _form(x: Inputs, y: Labels) -> Form:
+    entries = [*named_inputs(x).items(), ("labels", label_values(y))]
+    if (weights := label_weights(y)) is not None:
+        entries.append(("weights", weights))
+    return {key: (tuple(value.shape[1:]), value.dtype) for key, value in entries}
+
+
+def _alike(one: Form, other: Form) -> bool:
+    """But for the sizes of dimensions: the same entries, of as many dimensions, of the same dtypes."""
+    kinds = [{key: (len(shape), dtype) for key, (shape, dtype) in form.items()} for form in (one, other)]
+    return kinds[0] == kinds[1]
 
 
 def _check(x: Inputs, y: Tensor) -> None:
-    entries = x if isinstance(x, dict) else {"x": x}
+    entries = named_inputs(x)
     if y.dim() == 0 or any(value.dim() == 0 for value in entries.values()):
         raise InvalidData("A batch must have the samples along its first dimension; found a scalar.")
     lengths = {key: len(value) for key, value in entries.items()}

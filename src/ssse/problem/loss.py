@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -59,12 +59,17 @@ class Margins:
 
 
 class Loss(ABC):
-    """One sample's data loss ℓ(z, y) and its derivatives in z."""
+    """One sample's data loss ℓ(z, y) and its derivatives in z.
+
+    y is a tensor; `WeightedLoss` alone takes `WeightedLabels`.
+    """
 
     name: str
     response: Response = "unknown"
+    one_margin: bool = False  # whether a sample's loss is logistic in one margin, however many outputs there are
+    coupled: bool = True  # whether ∂²ℓ/∂z² has entries between two outputs
 
-    def swing(self, change: Tensor, y: Tensor) -> Tensor | None:
+    def swing(self, change: Tensor, y: Any) -> Tensor | None:
         """By how much each sample's scores moved, as its curvature sees it, shape (n,); None where that has no units.
 
         A shift of all scores means nothing to a softmax: there it is the range of the change, else its largest entry.
@@ -74,24 +79,24 @@ class Loss(ABC):
         return change.abs().amax(1) if self.response == "logistic" else None
 
     @abstractmethod
-    def check(self, y: Tensor, shape: torch.Size) -> None:
+    def check(self, y: Any, shape: torch.Size) -> None:
         """Raise InvalidData where y cannot be the labels of outputs of that shape, (n, c)."""
 
-    def class_weights(self, y: Tensor) -> Tensor | None:
+    def class_weights(self, y: Any) -> Tensor | None:
         """w_y of every sample, shape (n,), where the loss is known to have such weights."""
         return None
 
     @abstractmethod
-    def values(self, z: Tensor, y: Tensor) -> Tensor:
+    def values(self, z: Tensor, y: Any) -> Tensor:
         """ℓ of every sample, shape (n,)."""
 
     @abstractmethod
-    def gradient(self, z: Tensor, y: Tensor) -> Tensor: ...
+    def gradient(self, z: Tensor, y: Any) -> Tensor: ...
 
     @abstractmethod
-    def factor(self, z: Tensor, y: Tensor) -> Tensor: ...
+    def factor(self, z: Tensor, y: Any) -> Tensor: ...
 
-    def cores(self, z: Tensor, y: Tensor) -> Cores:
+    def cores(self, z: Tensor, y: Any) -> Cores:
         return DenseCores(self.factor(z, y))
 
     def core_numbers(self, outputs: int) -> int:
@@ -107,7 +112,7 @@ class Loss(ABC):
         return outputs
 
     @abstractmethod
-    def sampled(self, z: Tensor, y: Tensor, uniform: Tensor) -> Tensor:
+    def sampled(self, z: Tensor, y: Any, uniform: Tensor) -> Tensor:
         """∂ℓ/∂z at labels drawn from the model with the given uniform numbers, shape (n, c).
 
         The true labels y say where there is something to draw, never what.
@@ -120,5 +125,5 @@ class Loss(ABC):
             f'{self.name} is not known to be. Use rows="expected".'
         )
 
-    def margin(self, z: Tensor, y: Tensor) -> Margins:
+    def margin(self, z: Tensor, y: Any) -> Margins:
         raise NotImplementedError

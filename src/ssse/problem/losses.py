@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,16 +26,17 @@ LossLike = str | Callable[[Tensor, Tensor], Tensor]
 
 
 class CrossEntropy(Loss):
-    """Softmax: ℓ = −log p_y, y a class index."""
+    """Softmax: ℓ = −log p_y, y a class index. (Of class probabilities: `SoftCrossEntropy`.)"""
 
     name = "cross_entropy"
     response: Response = "softmax"
+    one_margin = True
 
     def check(self, y: Tensor, shape: torch.Size) -> None:
         if y.is_floating_point() or y.dim() != 1:
             raise InvalidData(
                 f"cross_entropy needs one integer class index a sample, shape ({shape[0]},); got {y.dtype} of shape "
-                f"{tuple(y.shape)}. {_instead_of_indices(y, shape)}"
+                f"{tuple(y.shape)}. {instead_of_indices(y, shape)}"
             )
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= shape[1]:
@@ -83,6 +85,7 @@ class BinaryCrossEntropy(Loss):
 
     name = "binary_cross_entropy"
     response: Response = "logistic"
+    coupled = False
 
     def check(self, y: Tensor, shape: torch.Size) -> None:
         _check_same_shape(shape, y, "0/1 value")
@@ -126,6 +129,7 @@ class SquaredError(Loss):
 
     name = "mse"
     response: Response = "constant"
+    coupled = False
 
     def check(self, y: Tensor, shape: torch.Size) -> None:
         _check_same_shape(shape, y, "number")
@@ -265,7 +269,7 @@ def as_loss(loss: LossLike | Loss) -> Loss:
     raise InvalidSetting(f"The loss must be a name or a function of (model(x), y), not {type(loss).__name__}.")
 
 
-def total_loss(loss: Loss, z: Tensor, y: Tensor) -> float:
+def total_loss(loss: Loss, z: Tensor, y: Any) -> float:
     """Σ ℓ over a batch, whose outputs and losses must be finite."""
     if not bool(torch.isfinite(z).all()):
         raise InvalidData("The model's output is NaN or infinite on a sample; check the inputs' scale.")
@@ -306,19 +310,14 @@ def _like(z: Tensor, y: Tensor) -> Tensor:
     return y.reshape(z.shape).to(z.dtype)
 
 
-def _instead_of_indices(y: Tensor, shape: torch.Size) -> str:
+def instead_of_indices(y: Tensor, shape: torch.Size) -> str:
     """What labels of that form are for."""
     if y.shape != shape or shape[1] < 2:
         return "Pass y.long() of that shape." if y.numel() == shape[0] else "Pass one label a sample."
     rows, binary = y.double().sum(1), bool(((y == 0) | (y == 1)).all())
     if bool((rows - 1).abs().max() > 1e-3):
         return "For 0/1 attributes use the loss 'binary_cross_entropy'." if binary else "For numbers use 'mse'."
-    if binary:
-        return "These are one-hot: pass y.argmax(1). (If they are 0/1 attributes: the loss 'binary_cross_entropy'.)"
-    return (
-        "These are class probabilities: pass a loss function of your own, "
-        "lambda z, y: torch.nn.functional.cross_entropy(z, y)."
-    )
+    return "These are one-hot: pass y.argmax(1). (If they are 0/1 attributes: the loss 'binary_cross_entropy'.)"
 
 
 def _check_same_shape(shape: torch.Size, y: Tensor, what: str) -> None:

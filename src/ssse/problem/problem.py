@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ssse.errors import InvalidData, InvalidModel, InvalidSetting
-from ssse.problem.batches import Batch, Inputs, slice_batch
+from ssse.errors import InvalidData, InvalidModel, InvalidSetting, SSSEError
+from ssse.problem.batch_forms import Inputs
+from ssse.problem.batches import Batch, named_inputs, shapes_of, slice_batch
+from ssse.problem.binding import bind_loss
 from ssse.problem.derivatives.choice import Derivatives
+from ssse.problem.labels import Labels, WeightedLabels, label_values
 from ssse.problem.losses import CustomLoss, Loss, LossLike, as_loss, total_loss
+from ssse.problem.padding import refuse_read_padding
 from ssse.problem.parameters import LinearShape
-from ssse.problem.token_losses import TokenLoss
 from ssse.problem.training_mode import refuse_difference, refuse_training_mode, repeatable
 from ssse.problem.unusable import HALF
-from ssse.problem.view import ModelView, ParameterChoice, flat_outputs
+from ssse.problem.view import ModelView, ParameterChoice, check_arguments, flat_outputs
+from ssse.problem.weighted_loss import WeightedLoss, unweighted
 from ssse.problem.working import Working
 from ssse.problem.wrappers import copied
 
@@ -46,6 +52,7 @@ class Problem(ModelView):
         self.linear: LinearShape | None = None
         self._layer: str | None = None  # the name of that linear layer
         self.derivatives = Derivatives()
+        self._shapes = shapes_of(samples[0])  # of the inputs of a sample
         self.outputs: int = self._look(samples, asked_for_head=parameters == "head")
 
     def moved(self, theta: Tensor) -> Problem:
@@ -70,18 +77,45 @@ class Problem(ModelView):
             handle.remove()
         return z, seen[-1]
 
-    def total_loss(self, z: Tensor, y: Tensor) -> float:
+    @property
+    def weighted(self) -> bool:
+        """Whether its samples come with weights."""
+        return isinstance(self.loss, WeightedLoss)
+
+    def total_loss(self, z: Tensor, y: Labels) -> float:
         """Σ ℓ over a batch, whose outputs and losses must be finite."""
         return total_loss(self.loss, z, y)
 
-    def check_labels(self, y: Tensor) -> None:
+    def check_labels(self, y: Labels) -> None:
+        if isinstance(y, WeightedLabels) and not self.weighted:
+            raise InvalidData(
+                "These samples have weights and those before had none; pass all of them as (x, y, weight), with a "
+                "weight of 1 where there is none."
+            )
         self.loss.check(y, torch.Size((len(y), self.outputs)))
+
+    @contextmanager
+    def reading(self, x: Inputs) -> Iterator[None]:
+        """While a batch is computed with: where the model fails on samples of another shape, that is said.
+
+        Sequences may be of several lengths; whether a model takes them, it knows alone.
+        """
+        try:
+            yield
+        except SSSEError:
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+            if shapes_of(x) == self._shapes:
+                raise
+            raise InvalidData(
+                f"The model cannot take a batch of samples of the shape {dict(shapes_of(x))}, after the shape "
+                f"{dict(self._shapes)} before: {' '.join(str(error).split())[:200]}"
+            ) from error
 
     def _look(self, batch: Batch, *, asked_for_head: bool) -> int:
         """Refuse what cannot work, find out whether the model is linear in θ; returns the number of outputs."""
         x, y = slice_batch(batch[0], slice(0, PROBE_SAMPLES)), batch[1][:PROBE_SAMPLES]
-        floating = x.values() if isinstance(x, dict) else [x]
-        for value in floating:
+        for value in named_inputs(x).values():
             if self.working.widened and value.dtype in HALF:
                 continue  # the copy in float32 takes these
             if value.is_floating_point() and value.dtype != self.dtype:
@@ -89,27 +123,17 @@ class Problem(ModelView):
                     f"The inputs are {value.dtype} and the parameters {self.dtype}; cast one of them, "
                     f"for instance x.to({self.dtype})."
                 )
+        check_arguments(self.model, x)
         refuse_difference(self.model, x)
         raw = self._first_outputs(x)
         if raw.dim() == 0 or len(raw) != len(y):
             raise InvalidModel(f"{len(y)} samples gave an output of shape {tuple(raw.shape)}; one row each is needed.")
-        if isinstance(self.loss, CustomLoss):
-            self.loss = CustomLoss(self.loss.function, tuple(raw.shape[1:]))
-        elif isinstance(self.loss, TokenLoss):
-            self.loss = self.loss.bound(tuple(raw.shape), y)
-        elif raw.dim() > 2:
-            tokens = (
-                " For a label a token pass 'causal_lm' or 'token_cross_entropy', else" if raw.dim() == 3 else " Pass"
-            )
-            raise InvalidModel(
-                f"The named loss '{self.loss.name}' needs outputs of shape (samples, outputs); the model returns "
-                f"{tuple(raw.shape)}.{tokens} a loss function of your own."
-            )
+        self.loss = bind_loss(self.loss, raw, y)
         z = flat_outputs(raw)
         self.loss.check(y, z.shape)
         self.total_loss(z, y)
-        if isinstance(self.loss, CustomLoss) and len(y) > 1:
-            self.loss.check_batch(z, y)
+        if isinstance(own := unweighted(self.loss), CustomLoss) and len(y) > 1:
+            own.check_batch(z, label_values(y))
         scale = float(z.abs().max()) + torch.finfo(z.dtype).tiny
         again, _ = self.forward(x)
         tolerance = {torch.float64: 1e-9}.get(z.dtype, 5e-3)
@@ -124,6 +148,7 @@ class Problem(ModelView):
                 "A sample's output depends on the other samples of its batch (batch statistics in forward()?); its "
                 "gradient is then not its own. Use fixed statistics."
             )
+        refuse_read_padding(self, x, raw, tolerance * scale)
         calls = self._linear_calls(x)
         if asked_for_head:
             self._check_head(calls)
@@ -139,7 +164,8 @@ class Problem(ModelView):
             if isinstance(output, Tensor) and output.dtype in HALF and not coarse:
                 coarse.append(f"{type(module).__name__} '{name}' gives {output.dtype}")
 
-        handles = [m.register_forward_hook(partial(note, name)) for name, m in self.model.named_modules()]
+        modules = [(name, m) for name, m in self.model.named_modules() if not isinstance(m, torch.jit.ScriptModule)]
+        handles = [module.register_forward_hook(partial(note, name)) for name, module in modules]
         try:
             raw = self.outputs_of(x)
         except RuntimeError as error:

@@ -9,7 +9,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ssse.errors import InvalidModel
-from ssse.problem.batches import Inputs
+from ssse.problem.batch_forms import Inputs
 from ssse.problem.view import arguments, tensor_output
 from ssse.problem.wrappers import copied
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ssse.errors import InvalidModel
-from ssse.problem.batches import Inputs
+from ssse.errors import InvalidData, InvalidModel
+from ssse.problem.batch_forms import Inputs
 from ssse.problem.choice import ParameterChoice, choose_parameters
 from ssse.problem.parameters import Layout
 from ssse.problem.unusable import refuse_autocast
@@ -99,7 +100,8 @@ class ModelView:
 
     def call(self, parameters: Mapping[str, Tensor], x: Inputs) -> Tensor:
         """z as a pure function of θ (as named tensors) and x, shape (n, c)."""
-        return flat_outputs(functional_call(self.model, dict(parameters), *arguments(x)))
+        args, kwargs = arguments(x)
+        return flat_outputs(functional_call(self.model, dict(parameters), args, kwargs))
 
     def outputs_of(self, x: Inputs) -> Tensor:
         """As the model gives them."""
@@ -108,7 +110,27 @@ class ModelView:
 
 
 def arguments(x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Of the model's call: one input, several in order, or several by name."""
+    if isinstance(x, tuple):
+        return x, {}
     return ((), dict(x)) if isinstance(x, dict) else ((x,), {})
+
+
+def check_arguments(model: nn.Module, x: Inputs) -> None:
+    """Refuse inputs that the model's forward() does not take, of which a column too many is the usual reason."""
+    args, kwargs = arguments(x)
+    try:
+        form = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # of compiled code it may not be known
+        return
+    try:
+        form.bind(*args, **kwargs)
+    except TypeError as error:
+        names = ", ".join(kwargs) if kwargs else f"{len(args)} in order"
+        raise InvalidData(
+            f"The model's forward() does not take the inputs of a batch ({names}): {error}. Leave out what is no "
+            "input, or name the labels with label_key=."
+        ) from error
 
 
 def tensor_output(output: Any) -> Tensor:

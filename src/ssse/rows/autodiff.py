@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ssse.problem.batches import Inputs
+from ssse.problem.batch_forms import Inputs
 from ssse.problem.cores import BlockCores, Cores, DenseCores, cores_of_parts
+from ssse.problem.labels import Labels
 from ssse.problem.problem import Problem
 from ssse.rows.held import ExplicitRows, HeldRows, Rows
 
@@ -53,7 +54,7 @@ def held(rows: Rows) -> HeldRows:
 
 
 @torch.no_grad()
-def gradient_rows(problem: Problem, x: Inputs, y: Tensor) -> tuple[ExplicitRows, Tensor]:
+def gradient_rows(problem: Problem, x: Inputs, y: Labels) -> tuple[ExplicitRows, Tensor]:
     """∇ℓ of every sample, and the outputs z, by one forward and backward pass."""
 
     def cores(z: Tensor, which: Tensor | slice) -> Cores:
@@ -64,7 +65,7 @@ def gradient_rows(problem: Problem, x: Inputs, y: Tensor) -> tuple[ExplicitRows,
 
 
 @torch.no_grad()
-def margin_rows(problem: Problem, x: Inputs, y: Tensor) -> tuple[ExplicitRows, Tensor]:
+def margin_rows(problem: Problem, x: Inputs, y: Labels) -> tuple[ExplicitRows, Tensor]:
     """∇φ of every margin of every sample, and the outputs z, by one forward and backward pass."""
 
     def cores(z: Tensor, which: Tensor | slice) -> Cores:

@@ -10,16 +10,18 @@ import torch
 from torch import Tensor
 
 from ssse.errors import InvalidSetting
-from ssse.problem.batches import Batch, Inputs
+from ssse.problem.batch_forms import Inputs
+from ssse.problem.batches import Batch
 from ssse.problem.cores import Cores, DenseCores, cores_of_parts
-from ssse.problem.losses import Loss
+from ssse.problem.labels import Labels
+from ssse.problem.loss import Loss
 from ssse.problem.problem import Problem
-from ssse.problem.sample_digests import digest_samples
+from ssse.problem.sample_digests import digest_inputs, digest_samples
 from ssse.problem.token_losses import TokenLoss
+from ssse.problem.weighted_loss import unweighted
 from ssse.rows.autodiff import NetworkRows, gradient_rows, held, margin_rows
 from ssse.rows.held import ExplicitRows, HeldRows, LinearRows, Rows
 from ssse.rows.score_sums import ScoreSums
-from ssse.system.digests import bytes_of, digest_lines
 
 RowName = Literal["empirical", "expected", "margin", "sampled"]
 RowChoice = Literal["auto", "empirical", "expected", "margin", "sampled"]
@@ -66,7 +68,7 @@ class RowKind:
             return loss.core_numbers(outputs)
         return self.rows_per_sample(loss, outputs) * outputs
 
-    def cores(self, loss: Loss, z: Tensor, y: Tensor, x: Inputs) -> Cores:
+    def cores(self, loss: Loss, z: Tensor, y: Labels, x: Inputs) -> Cores:
         """Output-space vectors, r of them a sample."""
         if self.name == "expected":
             return loss.cores(z, y)
@@ -105,9 +107,10 @@ def measure(problem: Problem, kind: RowKind, batch: Batch) -> Measured:
     """One batch with its rows as they come: for models that are not linear in θ, not formed."""
     x, y = batch
     problem.check_labels(y)
-    z, features = problem.forward(x)
-    total = problem.total_loss(z, y)
-    cores = kind.cores(problem.loss, z, y, x)
+    with problem.reading(x):
+        z, features = problem.forward(x)
+        total = problem.total_loss(z, y)
+        cores = kind.cores(problem.loss, z, y, x)
     rows = _make_rows(problem, x, features, cores)
     if kind.name == "empirical":
         slope = rows
@@ -135,7 +138,8 @@ def measure_held(problem: Problem, kind: RowKind, batch: Batch, salt: bytes | No
     else:
         x, y = batch
         problem.check_labels(y)
-        rows, measured = _gradients(problem, x, y) if kind.name == "empirical" else _margins(problem, x, y)
+        with problem.reading(x):
+            rows, measured = _gradients(problem, x, y) if kind.name == "empirical" else _margins(problem, x, y)
     if kind.per_batch > 1:
         return _join(rows, kind.per_batch), measured
     if salt is not None:
@@ -145,12 +149,12 @@ def measure_held(problem: Problem, kind: RowKind, batch: Batch, salt: bytes | No
     return rows, measured
 
 
-def _gradients(problem: Problem, x: Inputs, y: Tensor) -> tuple[ExplicitRows, Measured]:
+def _gradients(problem: Problem, x: Inputs, y: Labels) -> tuple[ExplicitRows, Measured]:
     rows, z = gradient_rows(problem, x, y)
     return rows, Measured(rows, problem.total_loss(z, y), rows.values.sum(0), len(y))
 
 
-def _margins(problem: Problem, x: Inputs, y: Tensor) -> tuple[ExplicitRows, Measured]:
+def _margins(problem: Problem, x: Inputs, y: Labels) -> tuple[ExplicitRows, Measured]:
     """√(p(1−p)) ∇φ of every margin, and Σ∇ℓ = −Σ (1−p) ∇φ, from the same ∇φ.
 
     Where a token has no label there is no row: a sequence has the same rows with any padding.
@@ -159,7 +163,7 @@ def _margins(problem: Problem, x: Inputs, y: Tensor) -> tuple[ExplicitRows, Meas
     margins = problem.loss.margin(z, y)
     gradient = slopes.transposed_times(margins.slopes.reshape(-1))
     values, each = slopes.values.mul_(margins.row_weights.reshape(-1, 1)), None
-    if isinstance(problem.loss, TokenLoss):
+    if isinstance(unweighted(problem.loss), TokenLoss):
         known = torch.isfinite(margins.phi)
         values, each = values[known.reshape(-1)], known.sum(1)
     rows = ExplicitRows(values)
@@ -183,10 +187,9 @@ def uniforms_of_samples(x: Inputs, count: int, seed: int) -> np.ndarray:
     """`count` uniform numbers a sample, drawn from a hash of the sample's own bytes and the seed.
 
     So the same sample draws the same label when the curvature is fitted and when it is erased, in
-    whatever batch it comes, and its row can be subtracted again.
+    whatever batch and with whatever padding it comes, and its row can be subtracted again.
     """
-    entries = [x[key] for key in sorted(x)] if isinstance(x, dict) else [x]
-    digests = digest_lines([bytes_of(value) for value in entries], seed.to_bytes(8, "little", signed=True))
+    digests = digest_inputs(x, seed.to_bytes(8, "little", signed=True))
     # splitmix64 stretches one 64-bit digest to as many numbers as there are outputs
     state = digests[:, None] + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ssse.errors import InvalidModel, InvalidSetting
-from ssse.problem.batches import Inputs
+from ssse.problem.batch_forms import Inputs
 from ssse.problem.derivatives.layerwise import Layerwise
 from ssse.problem.derivatives.loop import Loop
 from ssse.problem.derivatives.products import Backward, DoubleBackward, ForwardMode

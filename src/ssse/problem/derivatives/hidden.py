@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from ssse.errors import InvalidModel
-from ssse.problem.batches import Inputs
+from ssse.problem.batch_forms import Inputs
 from ssse.problem.derivatives.ways import differentiable_outputs, own_parameters
 from ssse.problem.view import ModelView
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, vjp, vmap
 
-from ssse.problem.batches import Inputs
+from ssse.problem.batch_forms import Inputs
 from ssse.problem.derivatives.settings import kernels
 from ssse.problem.derivatives.ways import (
     CoresOf,

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ssse.problem.batches import Inputs, slice_batch
+from ssse.problem.batch_forms import Inputs
+from ssse.problem.batches import slice_batch
 from ssse.problem.derivatives.settings import kernels
 from ssse.problem.derivatives.ways import CoresOf, RowWay, count_of, differentiable_outputs, own_parameters, pull_back
 from ssse.problem.view import ModelView

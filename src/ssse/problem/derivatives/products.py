@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp
 
-from ssse.problem.batches import Inputs
+from ssse.problem.batch_forms import Inputs
 from ssse.problem.derivatives.settings import kernels
 from ssse.problem.derivatives.ways import (
     ProductWay,

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ssse.errors import InvalidModel, SSSEError
-from ssse.problem.batches import Inputs, slice_batch
+from ssse.problem.batch_forms import Inputs
+from ssse.problem.batches import slice_batch
 from ssse.problem.cores import DenseCores
 from ssse.problem.derivatives.blame import first_sentence, layer_that_raises, layer_without_backward
 from ssse.problem.derivatives.hidden import refuse_hidden_gradients

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
-from ssse.problem.batches import Inputs
+from ssse.problem.batch_forms import Inputs
+from ssse.problem.batches import map_inputs
 from ssse.problem.cores import BlockCores, Cores
 from ssse.problem.derivatives.settings import kernels
 from ssse.problem.derivatives.ways import CoresOf, RowWay, count_of, refuse_compiled
@@ -67,4 +68,4 @@ def _pull_each(pull: Callable[[Tensor], tuple[dict[str, Tensor]]], cores: Cores,
 
 
 def _batch_of_one(x: Inputs) -> Inputs:
-    return {key: value[None] for key, value in x.items()} if isinstance(x, dict) else x[None]
+    return map_inputs(lambda value: value[None], x)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ssse.errors import InvalidModel
-from ssse.problem.batches import Inputs
+from ssse.problem.batch_forms import Inputs
+from ssse.problem.batches import named_inputs
 from ssse.problem.cores import Cores
 from ssse.problem.view import ModelView, flat_outputs
 
@@ -90,4 +91,4 @@ def pull_back(z: Tensor, parameters: list[Tensor], cotangent: Tensor, out: Tenso
 
 
 def count_of(x: Inputs) -> int:
-    return len(next(iter(x.values()))) if isinstance(x, dict) else len(x)
+    return len(next(iter(named_inputs(x).values())))

@@ -21,6 +21,7 @@ from ssse.intake.estimators import is_words, name_of, read_estimator, write_arra
 from ssse.intake.messages import cause, listing
 from ssse.intake.skops import write_skops
 from ssse.intake.sources import Batches, Source
+from ssse.problem.batches import named_inputs
 from ssse.sklearn.composition import decompose
 from ssse.sklearn.eraser import Eraser
 from ssse.sklearn.outcome import LARGE_CORRECTION, Outcome
@@ -288,8 +289,12 @@ class SklearnEngine(Engine):
         """All of them, in memory, as scikit-learn takes them."""
         parts: list[tuple[Tensor, Tensor]] = []
         for x, y in track(data, len(data.sampler), text or "", bool(text) and self.user_data.progress):
-            if isinstance(x, dict):
-                raise InvalidData(f"scikit-learn takes one array of inputs, not {listing(x)}. Set [data] inputs.")
+            if not isinstance(x, Tensor):
+                raise InvalidData(
+                    f"scikit-learn takes one array of inputs, not {listing(named_inputs(x))}. Set [data] inputs."
+                )
+            if not isinstance(y, Tensor):
+                raise InvalidData("The samples come with weights, which a workspace of scikit-learn's does not take.")
             parts.append((x, y))
         return torch.cat([x for x, _ in parts]).numpy(), torch.cat([y for _, y in parts]).numpy()
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.intake.sources import Batches
+from ssse.problem.labels import label_values
 from ssse.sklearn.adapters import ClassifierAdapter, class_indices
 from ssse.sklearn.composition import decompose
 
@@ -98,7 +99,7 @@ class Coded:
 
     def __iter__(self) -> Iterator[Any]:
         for x, y in self._data:
-            yield x, torch.from_numpy(self._places(y.numpy()))
+            yield x, torch.from_numpy(self._places(label_values(y).numpy()))
 
     def _places(self, y: np.ndarray) -> np.ndarray:
         if len(self._classes) == 1:

@@ -26,7 +26,8 @@ from ssse.intake.importing import import_object
 from ssse.intake.messages import cause
 from ssse.intake.models import build_model, load_weights, read_weights, weights_of, write_weights
 from ssse.intake.sources import Batches, Source
-from ssse.problem.batches import read_batch
+from ssse.problem.batches import named_inputs, read_batch
+from ssse.problem.binding import bind_loss
 from ssse.problem.losses import LossLike, as_loss, total_loss
 from ssse.problem.problem import Problem
 from ssse.problem.training_mode import refuse_training_mode
@@ -89,12 +90,13 @@ class TorchEngine(Engine):
         except SSSEError:
             raise
         except Exception as error:
-            shapes = {key: tuple(value.shape) for key, value in x.items()} if isinstance(x, dict) else tuple(x.shape)
+            several = {key: tuple(value.shape) for key, value in named_inputs(x).items()}
+            shapes = several["x"] if isinstance(x, torch.Tensor) else several
             raise InvalidModel(
                 f"The model cannot be run on '{source.name}', whose inputs have the shape {shapes}: {cause(error)}."
             ) from error
         try:
-            total_loss(as_loss(self.loss), flat_outputs(z), y)
+            total_loss(bind_loss(as_loss(self.loss), z, y), flat_outputs(z), y)
         except SSSEError:
             raise
         except Exception as error:

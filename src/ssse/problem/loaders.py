@@ -1,0 +1,110 @@
+"""What a user passes as data → batches: a loader for a bare data set, and labels under a name of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from ssse.errors import InvalidData, InvalidSetting
+from ssse.problem.batch_forms import as_inputs, as_label_tensor, parts_of
+from ssse.problem.batches import named_inputs
+
+SIZE = 128  # samples in a batch of a bare data set; they are regrouped anyway
+
+
+class KeyedBatches:
+    """Batches of a loader, the labels of mappings found under a name."""
+
+    def __init__(self, data: Iterable[Any], label_key: str):
+        self._data, self._label_key = data, label_key
+
+    def __iter__(self) -> Iterator[Any]:
+        return (_keyed(batch, self._label_key) for batch in self._data)
+
+    def __getattr__(self, name: str) -> Any:
+        """Its sampler and data set, for those who count samples."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._data, name)
+
+
+def as_batches(data: Iterable[Any], label_key: str | None = None) -> Iterable[Any]:
+    """The data as an iterable of batches.
+
+    A bare data set, of torch's or Hugging Face's, gets a loader without shuffling. One whose items are batches already,
+    inputs and labels along a first dimension, is iterated as it is, like a list of batches.
+
+    Args:
+        label_key: the name of the labels in batches that are mappings; None: one of the usual ones.
+    """
+    if label_key is not None and not isinstance(label_key, str):
+        raise InvalidSetting(f"label_key is the name of the labels in a mapping, not {label_key!r}.")
+    if isinstance(data, Mapping):
+        raise InvalidData(
+            f"The data is a mapping of {', '.join(map(str, data))}, and must be batches: pass one of its data sets, "
+            "or, if it is a single batch, [batch]."
+        )
+    if _is_hugging_face(data):
+        data = _loader(_with_tensors(data))
+    elif isinstance(data, Dataset) and iter(data) is not data and not _holds_batches(data, label_key):  # type: ignore[arg-type]
+        data = _loader(data)
+    if label_key is None:
+        return data
+    if isinstance(data, (list, tuple)):
+        return [_keyed(batch, label_key) for batch in data]
+    if isinstance(data, Iterator):
+        return (_keyed(batch, label_key) for batch in data)  # an iterator still: some need more than one pass
+    return KeyedBatches(data, label_key)
+
+
+def _keyed(batch: Any, label_key: str) -> Any:
+    """A pair, or with weights a triple, of a mapping; others say themselves which their labels are."""
+    if not isinstance(batch, Mapping):
+        return batch
+    x, y, weights = parts_of(batch, label_key)
+    return (x, y) if weights is None else (x, y, weights)
+
+
+def _is_hugging_face(data: Any) -> bool:
+    return all(hasattr(data, name) for name in ("column_names", "features", "with_format"))
+
+
+def _with_tensors(data: Any) -> Any:
+    """Of columns that are lists, torch's loader would make one tensor a place."""
+    format = getattr(data, "format", None) or {}
+    if format.get("type") == "torch":
+        return data
+    return data.with_format("torch", columns=format["columns"]) if "columns" in format else data.with_format("torch")
+
+
+def _loader(dataset: Any) -> DataLoader[Any]:
+    """With a generator of its own: a loader takes a number from the global one even where it draws nothing."""
+    return DataLoader(dataset, batch_size=SIZE, collate_fn=_collate, generator=torch.Generator())
+
+
+def _collate(samples: list[Any]) -> Any:
+    try:
+        return default_collate(samples)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InvalidData(
+            f"The samples of this data set cannot be put into one batch ({' '.join(str(error).split())[:150]}). Pass a "
+            "DataLoader of it, with a collate_fn that pads them to one length or leaves out what is no number."
+        ) from error
+
+
+def _holds_batches(data: Any, label_key: str | None) -> bool:
+    """Whether its first item is a batch: as many inputs as labels along the first dimension, of two or more."""
+    with torch.random.fork_rng(devices=[]):  # an item may be drawn
+        first = next(iter(data), None)
+    try:
+        x, y, _ = parts_of(first, label_key)
+        labels = as_label_tensor(y, None)
+        if not labels.dim():
+            return False
+        inputs = named_inputs(as_inputs(x, None, len(labels))).values()
+    except InvalidData:
+        return False
+    return all(value.dim() > 1 and len(value) == len(labels) for value in inputs)
