@@ -1,4 +1,4 @@
-"""Which weight decay is to be declared: optimisers and habits of training, and the one that leads nearest to retraining.
+"""Which weight decay is to be declared, by how a model was trained, and which one leads nearest to retraining.
 
 Images of digits, 1,797 of them, a softmax regression and a network of 16 hidden units, float32. 50 samples leave; the
 retrained model has the same start, order and recipe without them. A curvature is fitted with a declared decay (λ = w),
