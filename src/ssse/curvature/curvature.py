@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.structure import Structure
 from ssse.errors import BrokenArtefact, DoubtfulSetting, InvalidData, InvalidSetting
 from ssse.problem.fingerprint import Fingerprint
-from ssse.problem.loaders import as_batches
+from ssse.problem.loaders import Data, as_batches
 from ssse.problem.losses import LossLike
 from ssse.problem.parameters import BlockChoice, Layout, LinearShape
 from ssse.problem.problem import Problem
@@ -101,7 +101,7 @@ class Curvature:
         cls,
         model: nn.Module,
         loss_fn: LossLike,
-        data: Iterable[Any],
+        data: Data,
         *,
         damping: float | None = None,
         weight_decay: float = 0.0,
@@ -353,7 +353,7 @@ class Curvature:
 def plan(
     model: nn.Module,
     loss_fn: LossLike,
-    data: Iterable[Any],
+    data: Data,
     *,
     rows: RowChoice = "auto",
     rows_per_batch: int = 1,

@@ -29,7 +29,7 @@ from ssse.erasure.trust import Step, Trust, measure_swings, measure_trust, trust
 from ssse.errors import DoesNotFit, InvalidSetting, Refused
 from ssse.problem.batches import Batch
 from ssse.problem.fingerprint import Fingerprint
-from ssse.problem.loaders import as_batches
+from ssse.problem.loaders import Data, as_batches
 from ssse.problem.losses import LossLike
 from ssse.problem.problem import Problem
 from ssse.problem.sample_digests import digest_samples
@@ -43,7 +43,7 @@ from ssse.system.memory import human_bytes, spare_memory
 if TYPE_CHECKING:
     from ssse.evaluation.outputs import Model
     from ssse.evaluation.scan import Scan
-    from ssse.evaluation.splits import Splits
+    from ssse.evaluation.splits import SplitData
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Erasure:
 
     def scan(
         self,
-        splits: Splits,
+        splits: SplitData,
         *,
         scales: float | Iterable[float] | None = None,
         retrained: Model | None = None,
@@ -179,14 +179,14 @@ def erase(
     model: nn.Module,
     curvature: Curvature,
     loss_fn: LossLike | None = None,
-    forget: Iterable[Any] | None = None,
+    forget: Data | None = None,
     *,
     scale: float | None = None,
     leave_out: bool = True,
     residual: bool = False,
     policy: Policy = "rebase",
-    data: Iterable[Any] | None = None,
-    probe: Iterable[Any] | None = None,
+    data: Data | None = None,
+    probe: Data | None = None,
     override: Collection[str] = (),
 ) -> Erasure:
     """Erase samples from a trained model, from its curvature and those samples alone.
@@ -231,14 +231,14 @@ def erase_from(
     view: ModelView,
     curvature: Curvature,
     loss_fn: LossLike | None,
-    forget: Iterable[Any] | None,
+    forget: Data | None,
     *,
     scale: float | None = None,
     leave_out: bool = True,
     residual: bool = False,
     policy: Policy = "rebase",
-    data: Iterable[Any] | None = None,
-    probe: Iterable[Any] | None = None,
+    data: Data | None = None,
+    probe: Data | None = None,
     override: Collection[str] = (),
 ) -> Erasure:
     """`erase`, of a model that `matching_view` found to be the curvature's: it is not hashed again."""
