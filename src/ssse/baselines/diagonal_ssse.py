@@ -38,7 +38,7 @@ def diagonal_ssse(
     """
     started = time.perf_counter()
     held, _ = diagonal_of(curvature, "diagonal_ssse")
-    erasure = erase(model, held, loss_fn, forget, scale=scale, leave_out=leave_out, override=BOUNDS)
+    erasure = erase(model, held, loss_fn, forget, scale=scale, leave_out=leave_out, override=BOUNDS, progress=False)
     direction = erasure.direction if held.joint is None else None  # a joint stream counts from its θ*, not from θ
     notes = (*erasure.diagnostics.reasons, *erasure.diagnostics.notes)
     seconds = time.perf_counter() - started
