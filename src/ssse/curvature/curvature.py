@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.structure import Structure
 from ssse.errors import BrokenArtefact, DoubtfulSetting, InvalidData, InvalidSetting
 from ssse.problem.fingerprint import Fingerprint
-from ssse.problem.loaders import as_batches
+from ssse.problem.loaders import Data, as_batches
 from ssse.problem.losses import LossLike
 from ssse.problem.parameters import BlockChoice, Layout, LinearShape
 from ssse.problem.problem import Problem
@@ -101,7 +101,7 @@ class Curvature:
         cls,
         model: nn.Module,
         loss_fn: LossLike,
-        data: Iterable[Any],
+        data: Data,
         *,
         damping: float | None = None,
         weight_decay: float = 0.0,
@@ -122,8 +122,10 @@ class Curvature:
 
         Args:
             model: the trained model, in eval mode (or doing the same in training mode). It is not changed.
-            loss_fn: "cross_entropy", "binary_cross_entropy", "mse", or a function of (model(x), y). The named
-                ones sum over a sample's outputs (torch's own BCE and MSE average: pass those as functions).
+            loss_fn: "cross_entropy", "binary_cross_entropy", "mse"; of sequences "causal_lm" and "token_cross_entropy",
+                a sum over the labels of a sequence that are not −100, or "causal_lm_mean" and
+                "token_cross_entropy_mean"; or a function of (model(x), y). The named ones sum over a sample's outputs
+                (torch's own BCE and MSE average: pass those as functions).
             data: batches (x, y) or mappings: a DataLoader, a list, any iterable, or a bare data set. With sample
                 weights they are (x, y, weight), or mappings with a `weight`; with several inputs ((a, b), y), passed
                 on in order. Batches of sequences may be of several lengths; where they have an `attention_mask`, a
@@ -139,7 +141,9 @@ class Curvature:
                 `ssse.LowRank(rank=100)` or `ssse.MatrixFree(tolerance=1e-6)`.
             blocks: of `dense` and `lowrank`: "one", "parameter", "output", an integer size, or "auto". What lies
                 between blocks is left out. `lowrank` is the smaller one for blocks larger than the number of rows.
-            parameters: "all", "head" (the last linear layer), or names. The rest of the model stays.
+            parameters: "all" or "trainable", "head" (the last linear layer), "adapters" (what peft made trainable), "last
+                block", "last 2 blocks", …, a name or a glob such as "encoder.*", a list of them, or a function of (name,
+                parameter). The rest of the model stays.
             dtype: of the curvature; the model's if not given.
             memory_budget: bytes, or a text like "8GiB", that the plan may take; if not given, 60 % of the memory there
                 is (the machine's, the container's or the GPU's, in use or not), so that the plan is always the same.
@@ -353,7 +357,7 @@ class Curvature:
 def plan(
     model: nn.Module,
     loss_fn: LossLike,
-    data: Iterable[Any],
+    data: Data,
     *,
     rows: RowChoice = "auto",
     rows_per_batch: int = 1,

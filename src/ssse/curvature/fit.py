@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -223,8 +223,12 @@ def bind_data(
     group: int,
     expected: int,
     mean_loss: float | None = None,
+    advance: Callable[[int], None] = lambda count: None,
 ) -> MatrixFreeStructure:
-    """Give a stored or reduced matrix-free curvature the training data that it stands for."""
+    """Give a stored or reduced matrix-free curvature the training data that it stands for.
+
+    `advance` is told of samples as they are read.
+    """
     check_repeatable(data)
     source = row_source(problem, kind, data, group)
     count, loss, kept = 0, 0.0, KeptRows(problem, spare_memory(problem.device))
@@ -232,6 +236,7 @@ def bind_data(
         measured = measure(problem, kind, batch)
         count, loss = count + measured.count, loss + measured.loss
         kept.add(measured.rows)
+        advance(measured.count)
     if count != expected:
         raise InvalidData(
             f"The training data holds {count} samples; this curvature stands for {expected}. Pass the data it was "

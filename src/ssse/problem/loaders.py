@@ -12,6 +12,8 @@ from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.batch_forms import as_inputs, as_label_tensor, parts_of
 from ssse.problem.batches import named_inputs
 
+Data = Iterable[Any] | Dataset[Any]  # batches, read in order, or a data set that gets a loader
+
 SIZE = 128  # samples in a batch of a bare data set; they are regrouped anyway
 
 
@@ -31,7 +33,7 @@ class KeyedBatches:
         return getattr(self._data, name)
 
 
-def as_batches(data: Iterable[Any], label_key: str | None = None) -> Iterable[Any]:
+def as_batches(data: Data, label_key: str | None = None) -> Iterable[Any]:
     """The data as an iterable of batches.
 
     A bare data set, of torch's or Hugging Face's, gets a loader without shuffling. One whose items are batches already,
@@ -47,17 +49,18 @@ def as_batches(data: Iterable[Any], label_key: str | None = None) -> Iterable[An
             f"The data is a mapping of {', '.join(map(str, data))}, and must be batches: pass one of its data sets, "
             "or, if it is a single batch, [batch]."
         )
+    batches: Any = data  # of a Dataset torch's types do not say that it can be iterated
     if _is_hugging_face(data):
-        data = _loader(_with_tensors(data))
-    elif isinstance(data, Dataset) and iter(data) is not data and not _holds_batches(data, label_key):  # type: ignore[arg-type]
-        data = _loader(data)
+        batches = _loader(_with_tensors(data))
+    elif isinstance(data, Dataset) and iter(batches) is not data and not _holds_batches(data, label_key):
+        batches = _loader(data)
     if label_key is None:
-        return data
-    if isinstance(data, (list, tuple)):
-        return [_keyed(batch, label_key) for batch in data]
-    if isinstance(data, Iterator):
-        return (_keyed(batch, label_key) for batch in data)  # an iterator still: some need more than one pass
-    return KeyedBatches(data, label_key)
+        return batches
+    if isinstance(batches, (list, tuple)):
+        return [_keyed(batch, label_key) for batch in batches]
+    if isinstance(batches, Iterator):
+        return (_keyed(batch, label_key) for batch in batches)  # an iterator still: some need more than one pass
+    return KeyedBatches(batches, label_key)
 
 
 def _keyed(batch: Any, label_key: str) -> Any:
