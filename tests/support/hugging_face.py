@@ -70,7 +70,9 @@ class LastWord(torch.nn.Module):
         self.model = GPT2LMHeadModel(config)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return self.model(input_ids=input_ids, attention_mask=attention_mask).logits[:, -1]
+        scores = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
+        last = attention_mask.sum(1) - 1  # of the sequence, not of its padding
+        return scores[torch.arange(len(last)), last]
 
 
 HUGGING_FACE: dict[str, Callable[[], Animal]] = {
