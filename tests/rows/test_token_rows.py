@@ -173,3 +173,18 @@ def test_what_is_chosen_by_itself_has_a_row_a_token():
     model, batch = taught()
     curvature = ssse.Curvature.fit(model, "causal_lm", [batch], weight_decay=4 * DECAY, progress=False)
     assert curvature.kind.name == "margin"
+
+
+@pytest.mark.filterwarnings("ignore:.*weight decay")
+def test_labels_at_padding_are_told_of_and_count():
+    model, batch = taught()
+    unmasked = {**batch, "labels": batch["labels"].clamp_min(0)}
+    with pytest.warns(ssse.DoubtfulSetting, match=r"labels lie where the attention_mask is 0"):
+        curvature = ssse.Curvature.fit(model, "causal_lm", [unmasked], weight_decay=DECAY, progress=False)
+    assert "set them to −100" in curvature.notes[0]
+    assert not any("attention_mask" in note for note in fit_of(batch).notes)
+    assert curvature.mean_loss != fit_of(batch).mean_loss  # they count
+
+
+def fit_of(batch: dict[str, Tensor]) -> ssse.Curvature:
+    return ssse.Curvature.fit(taught()[0], "causal_lm", [batch], weight_decay=DECAY, progress=False)

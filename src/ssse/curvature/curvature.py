@@ -141,9 +141,9 @@ class Curvature:
                 `ssse.LowRank(rank=100)` or `ssse.MatrixFree(tolerance=1e-6)`.
             blocks: of `dense` and `lowrank`: "one", "parameter", "output", an integer size, or "auto". What lies
                 between blocks is left out. `lowrank` is the smaller one for blocks larger than the number of rows.
-            parameters: "all" or "trainable", "head" (the last linear layer), "adapters" (what peft made trainable), "last
-                block", "last 2 blocks", …, a name or a glob such as "encoder.*", a list of them, or a function of (name,
-                parameter). The rest of the model stays.
+            parameters: "all" or "trainable", "head" (the last linear layer), "adapters" (what peft made trainable),
+                "last block", "last 2 blocks", …, a name or a glob such as "encoder.*", a list of them, or a function of
+                (name, parameter). The rest of the model stays.
             dtype: of the curvature; the model's if not given.
             memory_budget: bytes, or a text like "8GiB", that the plan may take; if not given, 60 % of the memory there
                 is (the machine's, the container's or the GPU's, in use or not), so that the plan is always the same.
@@ -168,6 +168,8 @@ class Curvature:
             on_plan(prepared.plan)
         elif prepared.plan.seconds > WORTH_A_WORD:
             say(f"Curvature: {prepared.plan}; {prepared.plan.reason}.", progress)
+        for doubt in prepared.doubts:
+            warnings.warn(doubt, DoubtfulSetting, stacklevel=2)
         fitted = fit_structure(prepared, data, damping, progress)
         return replace(cls._from_fit(prepared.problem, fitted, weight_decay), label_key=label_key)
 

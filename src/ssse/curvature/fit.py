@@ -20,6 +20,7 @@ from ssse.curvature.trial import run_trial, samples_to_look_at
 from ssse.errors import InvalidData, PrecisionLost
 from ssse.problem.batches import Batch, check_repeatable, count_samples, read_batch, regroup
 from ssse.problem.fingerprint import Fingerprint
+from ssse.problem.labels import label_values
 from ssse.problem.losses import LossLike, as_loss
 from ssse.problem.problem import Problem
 from ssse.problem.sample_counts import (
@@ -30,8 +31,10 @@ from ssse.problem.sample_counts import (
     check_expected,
     check_worker_split,
 )
+from ssse.problem.token_losses import TokenLoss
 from ssse.problem.training_mode import refuse_training_mode
 from ssse.problem.view import ModelView, ParameterChoice
+from ssse.problem.weighted_loss import unweighted
 from ssse.rows.autodiff import held as held_rows
 from ssse.rows.held import LinearRows, Rows
 from ssse.rows.kinds import Measured, RowKind, measure, measure_held, rows_of
@@ -104,11 +107,12 @@ class Prepared:
     budget: int
     expected: int | None
     counter: SampleCounter
+    doubts: tuple[str, ...] = ()  # about the samples, from a look at the first of them
 
     def check_samples(self, data: Iterable[Any]) -> tuple[Counted, tuple[str, ...]]:
         """When all have passed: how many they were, and what is to be said of it and of the ways that were taken."""
         counted = self.counter.counted()
-        return counted, (*check_counted(data, counted, self.expected), *self.problem.derivatives.notes)
+        return counted, (*self.doubts, *check_counted(data, counted, self.expected), *self.problem.derivatives.notes)
 
 
 def prepare(
@@ -148,7 +152,9 @@ def prepare(
     rest = (read_batch(batch, device) for batch in stream)
     counter = SampleCounter()
     batches = counter.watch(itertools.chain(seen, rest))
-    return Prepared(problem, plan, batches, total, stated, expected, counter)
+    loss = unweighted(problem.loss)
+    doubts = loss.note_on_padding(few[0], label_values(few[1])) if isinstance(loss, TokenLoss) else ()
+    return Prepared(problem, plan, batches, total, stated, expected, counter, doubts)
 
 
 def fit_structure(prepared: Prepared, data: Iterable[Any], damping: float, progress: bool = True) -> Fitted:

@@ -16,6 +16,7 @@ weight decay of w·T̄, T̄ the mean number of labels a sequence. Where all sequ
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.loss import Loss, Margins, Response
+from ssse.problem.padding import padding_mask
 
 IGNORED = -100
 
@@ -87,6 +89,16 @@ class TokenLoss(Loss):
         """
         y = y.long()
         return torch.cat([y[:, 1:], torch.full_like(y[:, :1], IGNORED)], dim=1) if self.shifted else y
+
+    def note_on_padding(self, x: Any, y: Tensor) -> tuple[str, ...]:
+        """Labels where the mask says padding: they count, as they did in training, or else did not."""
+        own = padding_mask(x)
+        if own is None or own.shape != y.shape or not bool(((y != IGNORED) & ~own).any()):
+            return ()
+        return (
+            "Some labels lie where the attention_mask is 0 and are not −100, so that predicting the padding counts in "
+            "the loss. If training left it out, as the collators of the transformers library do, set them to −100.",
+        )
 
     def counts(self, y: Tensor) -> Tensor:
         """How many labels each sequence has, shape (n,)."""
