@@ -234,3 +234,12 @@ def test_a_mean_with_class_weights():
         erased = ssse.erase(sample.model, curvature, loss, sample.part(slice(0, 20))).model
         distance[decay] = float((theta(erased) - theta(retrained)).norm())
     assert distance[0.01 * mean] < distance[0.01] / 3
+
+
+def test_the_advice_to_fit_without_any_decay_can_be_followed():
+    """Without a weight decay there is no damping by default, so that the advice names one."""
+    sample = problems.mlp(n=60)  # never trained, with any
+    with pytest.warns(ssse.DoubtfulSetting):
+        curvature = fit(sample, weight_decay=2.0, damping=None)
+    with pytest.raises(ssse.Refused, match="Fit again with weight_decay=0 and a small damping of your own, if the"):
+        ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 2)))

@@ -105,6 +105,13 @@ def _estimate(gradient: Tensor, theta: Tensor, weights_only: bool) -> DecayEstim
     return DecayEstimate(value, left / norm, noise, noise / freedom**0.5, weights_only)
 
 
+def as_setting(decay: float) -> str:
+    """For a sentence on how to fit again: without any decay there must be a damping, which is its default."""
+    if decay <= ROUNDING:
+        return "weight_decay=0 and a small damping of your own, if the model was trained to the end without any"
+    return f"weight_decay={decay:.3g}"
+
+
 def note_on_decay(found: DecayEstimate, given: float, around: Circumstances) -> str:
     """A sentence for somebody who gave another one; its cause, as far as the ratio tells."""
     value = f"{found.told:.3g}"
