@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -391,6 +392,9 @@ def part_note(layout: Layout) -> str:
 
 
 def check_damping(damping: float | None, weight_decay: float) -> float:
+    for name, given in (("weight_decay", weight_decay), ("damping", damping)):
+        if not (isinstance(given, Real) or (given is None and name == "damping")):
+            raise InvalidSetting(f"{name} must be a number, not {given!r}.")
     if not 0 <= weight_decay < float("inf"):
         raise InvalidSetting(f"weight_decay must be zero or positive, not {weight_decay}.")
     value = weight_decay if damping is None else damping

@@ -81,6 +81,8 @@ class Sums:
             self.scores = measured.scores if self.scores is None else self.scores + measured.scores
 
     def checked_gradient(self) -> Tensor:
+        if self.class_weights == 0:
+            raise InvalidData("The weights of all samples are zero, so that there is nothing in the curvature.")
         if self.gradient is None:
             raise InvalidData("The training data is empty.")
         if not bool(torch.isfinite(self.gradient).all()):

@@ -20,13 +20,26 @@ from ssse.problem.losses import CustomLoss, Loss, LossLike, as_loss, total_loss
 from ssse.problem.padding import refuse_read_padding
 from ssse.problem.parameters import LinearShape
 from ssse.problem.training_mode import refuse_difference, refuse_training_mode, repeatable
-from ssse.problem.unusable import HALF
+from ssse.problem.unusable import HALF, refuse_inference
 from ssse.problem.view import ModelView, ParameterChoice, check_arguments, flat_outputs
 from ssse.problem.weighted_loss import WeightedLoss, unweighted
 from ssse.problem.working import Working
 from ssse.problem.wrappers import copied
 
 PROBE_SAMPLES = 32
+
+
+@contextmanager
+def _first_call(x: Inputs) -> Iterator[None]:
+    """Where the model fails on the first samples, it is told on which: most often they are not what it was made for."""
+    try:
+        yield
+    except (SSSEError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever a layer may raise
+        given = ", ".join(f"{name} {tuple(value.shape)} of {value.dtype}" for name, value in named_inputs(x).items())
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise InvalidData(f"The model fails on the first samples, {given}: {said}") from error
 
 
 class Problem(ModelView):
@@ -47,6 +60,7 @@ class Problem(ModelView):
             InvalidModel, InvalidData, InvalidSetting: with the repair.
         """
         super().__init__(model, parameters)
+        refuse_inference(self.working.given)
         refuse_training_mode(self.model)
         self.loss: Loss = as_loss(loss_fn)
         self.linear: LinearShape | None = None
@@ -124,8 +138,9 @@ class Problem(ModelView):
                     f"for instance x.to({self.dtype})."
                 )
         check_arguments(self.model, x)
-        refuse_difference(self.model, x)
-        raw = self._first_outputs(x)
+        with _first_call(x):
+            refuse_difference(self.model, x)
+            raw = self._first_outputs(x)
         if raw.dim() == 0 or len(raw) != len(y):
             raise InvalidModel(f"{len(y)} samples gave an output of shape {tuple(raw.shape)}; one row each is needed.")
         self.loss = bind_loss(self.loss, raw, y)
