@@ -1,4 +1,4 @@
-"""Which weight decay is to be declared: optimisers and habits of training, and the one that leads nearest to retraining.
+"""Which weight decay is to be declared, by how a model was trained, and which one leads nearest to retraining.
 
 Images of digits, 1,797 of them, a softmax regression and a network of 16 hidden units, float32. 50 samples leave; the
 retrained model has the same start, order and recipe without them. A curvature is fitted with a declared decay (λ = w),
@@ -12,6 +12,7 @@ w as the optimiser has it are refused.
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +23,9 @@ import torch
 from torch import Tensor, nn
 
 import ssse
-from record import Report, run_alone
+from record import RESULTS, Report, number, run_alone
 from ssse.curvature.decay import estimate_decay
+from summary import markdown
 from weight_decay_recipes import RECIPES, Data, Recipe, digits, linear, network, train, with_copies
 
 LEAVING, SEEDS = 50, 3
@@ -138,6 +140,20 @@ def gradient(recipe: Recipe, model: nn.Module, data: Data) -> tuple[Tensor, Any]
 @torch.no_grad()
 def probabilities(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).double().softmax(1)
+
+
+def table() -> str:
+    """For the guide: of every recipe what to give, and how far from the retrained model that leads."""
+    rows = json.loads((RESULTS / "weight_decay.json").read_text())["numbers"]["rows"]
+    regression = {row["trained by"]: row for row in rows["softmax regression"]}
+    lines = []
+    for row in rows["network"]:
+        name, lead = row["trained by"], ("with w", "with given", "with ŵ", "best")
+        both = [regression[name], row] if name in regression else [None, row]
+        cells = ["–" if one is None else number(one[key]) for one in both for key in lead]
+        lines.append([name, row["to give"], number(row["given"]), number(row["ŵ"]), *cells])
+    columns = [f"{kind}: {key}" for kind in ("regression", "network") for key in ("w", "given", "ŵ", "best")]
+    return markdown(["trained by", "to give", "given (network)", "ŵ (network)", *columns], lines)
 
 
 if __name__ == "__main__":

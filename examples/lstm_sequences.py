@@ -1,8 +1,8 @@
 """Wrong entries leave an LSTM that tells languages apart: sequences of several lengths, packed inside of the model.
 
-The numbers from 0 to 99 are written out in English, German and Italian; somebody filed the German thirties under Italian.
-Batches are padded, each to its own length, and an `attention_mask` says what is padding: a sample is then the same one in
-whatever batch it comes. Rows of recurrent layers are taken one sample at a time, by ordinary backward passes.
+The numbers from 0 to 99 are written out in English, German and Italian; somebody filed the German thirties under
+Italian. Batches are padded, each to its own length, and an `attention_mask` says what is padding: a sample is then the
+same one in whatever batch it comes. Rows of packed sequences are taken one sample at a time, by plain backward passes.
 """
 
 import torch

@@ -1,14 +1,14 @@
 """One customer's letters leave a text classifier: all parameters of a small BERT, padded batches with attention masks.
 
-Letters to a help desk are sorted into three departments. Nora's all went to the wrong one; she asks that they be forgotten.
-The model is made from a configuration and its words from the letters: nothing is downloaded.
+Letters to a help desk are sorted into three departments. Nora, who alone writes of a kettle, asks that her letters be
+forgotten. The model is made from a configuration and its words from the letters: nothing is downloaded.
 
 Needs transformers and datasets, which ssse itself does not: pip install transformers datasets
 """
 
 import random
 import sys
-import warnings
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,6 +24,10 @@ except ImportError:
     sys.exit("This example trains a text classifier of transformers: pip install transformers datasets")
 
 DECAY, STEPS = 1e-3, 250
+SMALL: dict[str, Any] = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "num_labels": 3,
+    "max_position_embeddings": 24, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
 DEPARTMENTS = {
     "billing": ("the invoice", "my last payment", "the refund", "a charge on my card", "the discount"),
     "shipping": ("the parcel", "my order", "the courier", "the delivery", "a missing box"),
@@ -66,19 +70,14 @@ others = [place for place, writer in enumerate(writers) if writer != "Nora"]
 
 def loader(places: list[int], size: int = 32) -> DataLoader:
     """Batches as the Trainer of transformers would have them, each padded to its own longest letter."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return DataLoader(data.select(places), batch_size=size, collate_fn=DataCollatorWithPadding(tokenizer))
+    chosen = data.select(places)
+    return DataLoader(chosen, batch_size=size, collate_fn=DataCollatorWithPadding(tokenizer))  # type: ignore[arg-type]
 
 
 def train(places: list[int]) -> nn.Module:
-    """Adam with weight decay inside of the gradient, to which `weight_decay` is the same number; AdamW's is not."""
+    """By Adam, whose weight decay is a part of the gradient: the same number is told to ssse. AdamW's is another."""
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
-        max_position_embeddings=24, num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    model = BertForSequenceClassification(config).train()
+    model = BertForSequenceClassification(BertConfig(vocab_size=len(words), **SMALL)).train()
     (batch,) = loader(places, len(places))
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=DECAY)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, STEPS)
@@ -105,6 +104,7 @@ erasure = ssse.erase(model, curvature, forget=loader(hers))
 retrained = train(others)
 
 print(curvature)
+print(next(note for note in curvature.notes if note.startswith("Rows")))
 print(f"{len(hers)} of {len(data)} letters go, all of Nora's; verdict: {erasure.diagnostics.verdict}")
 print(f"{'':<10} her department, %   others' department, %   others sorted right, %")
 for name, candidate in (("before", model), ("after", erasure.model), ("retrained", retrained)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -106,6 +107,36 @@ def test_adamw_is_named():
             F.cross_entropy(sample.model(sample.x[part]), sample.y[part]).backward()
             optimiser.step()
     assert "AdamW" in doubt(sample, 1.0)
+
+
+def test_a_norm_takes_the_scale_of_weights_out_again_and_says_nothing_of_their_decay():
+    """Their gradient is orthogonal to them, so that ŵ of the whole is far too small; the head's is right."""
+    sample, decay = problems.mlp(n=60), 1e-2
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        body = nn.Sequential(nn.Linear(4, 40, bias=False), nn.LayerNorm(40, elementwise_affine=False), nn.Tanh())
+        model = nn.Sequential(body, nn.Linear(40, 3, bias=False)).to(sample.x.dtype)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=decay)
+    for _ in range(400):
+        optimiser.zero_grad()
+        F.cross_entropy(model(sample.x), sample.y).backward()
+        optimiser.step()
+    with torch.no_grad():
+        next(model.parameters()).mul_(5)  # which changes no output
+    sample = replace(sample, model=model.eval())
+    slope = fit(sample, weight_decay=decay, damping=None).gradient
+    theta = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert slope is not None
+    found = estimate_decay(slope - decay * theta, theta, Layout(("body", "head"), ((40, 4), (3, 40))))
+    assert found is not None
+    assert found.value < decay / 1.5  # which would be a contradiction
+    assert found.last == pytest.approx(decay, rel=0.3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(sample, weight_decay=decay, damping=None)
+    said = re.search(r"weight decay of about (\S+), far below the 0.2 given", doubt(sample, 20 * decay))
+    assert said is not None
+    assert float(said[1]) == pytest.approx(decay, rel=0.3)
 
 
 @pytest.mark.parametrize("steps", [0, 5, 50])

@@ -200,7 +200,7 @@ class Curvature:
             chosen=fitted.plan.in_words,
             reason=fitted.plan.reason,
             notes=(*((part_note(problem.layout),) if partial else ()), *fitted.notes, *doubt),
-            decay_estimate=max(found.value, 0.0) if doubt and found is not None else None,
+            decay_estimate=found.told if doubt and found is not None else None,
             repeats=fitted.repeats,
             partial=partial,
             scores=fitted.scores,

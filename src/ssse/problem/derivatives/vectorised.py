@@ -30,6 +30,9 @@ class Vectorised(RowWay):
 
     words: ClassVar[str] = "vectorised"
 
+    def __str__(self) -> str:
+        return f"{super().__str__()}, in part one sample at a time" if self.patient else super().__str__()
+
     @torch.no_grad()  # parameters outside θ may ask for gradients of their own
     def rows(self, view: ModelView, x: Inputs, cores: CoresOf) -> tuple[Tensor, Tensor]:
         refuse_compiled(view)
