@@ -138,7 +138,7 @@ def test_labels_that_cannot_be_are_refused_in_a_sentence(labels, said):
 
 def test_expected_rows_are_refused_before_the_pass():
     batch = sequences()
-    said = r'would be 42 a sequence.*Use rows="margin", one a token, or rows="sampled", one a sequence'
+    said = r'would be 42 a sequence.*Use rows="sampled" or rows="margin", one a token'
     with pytest.raises(InvalidSetting, match=said):
         ssse.Curvature.fit(language_model(), "causal_lm", [batch], damping=0.1, rows="expected")
 

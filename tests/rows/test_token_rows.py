@@ -15,7 +15,7 @@ from ssse.problem.cores import BlockCores
 from ssse.problem.problem import Problem
 from ssse.problem.token_losses import IGNORED, TOKEN_LOSSES
 from ssse.rows.autodiff import held
-from ssse.rows.kinds import RowKind, RowName, measure, measure_held
+from ssse.rows.kinds import RowKind, RowName, measure, measure_held, uniforms_of_samples
 from tests.support.sequences import TiedLanguageModel, language_model, padded, sequences
 
 NAMES = list(TOKEN_LOSSES)
@@ -49,8 +49,13 @@ def looped(name: str, batch: dict[str, Tensor], kind: RowName) -> Tensor:
             log_p = model(ids, mask)[0].log_softmax(1)
             rows.append(slope(model, -share * torch.stack([log_p[t, label] for t, label in aim.items()]).sum()))
             continue
-        for t, label in aim.items():
+        draws = uniforms_of_samples(pair(batch)[0], ids.shape[1], 0)[i]
+        for number, (t, label) in zip(draws, aim.items(), strict=False):
             z = model(ids, mask)[0, t]
+            if kind == "sampled":
+                drawn = int((z.detach().softmax(0).cumsum(0) < number).sum())
+                rows.append(share**0.5 * slope(model, -z.log_softmax(0)[drawn]))
+                continue
             phi = z[label] - torch.cat([z[:label], z[label + 1 :]]).logsumexp(0)
             p = float(phi.detach().sigmoid())
             rows.append((share * p * (1 - p)) ** 0.5 * slope(model, phi))
@@ -58,7 +63,7 @@ def looped(name: str, batch: dict[str, Tensor], kind: RowName) -> Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", ["empirical", "margin"])
+@pytest.mark.parametrize("kind", ["empirical", "margin", "sampled"])
 def test_rows_are_those_of_a_loop_of_backward_passes(name, kind):
     batch = sequences()
     problem = problem_of(name, batch)
@@ -99,7 +104,7 @@ def test_a_block_of_each_core_is_kept_and_not_its_zeros():
 
 def test_a_sequence_has_the_same_rows_with_any_padding():
     batch = sequences()
-    for kind in ("empirical", "margin"):
+    for kind in ("empirical", "margin", "sampled"):
         few, many = (
             measure_held(problem_of("causal_lm", one), RowKind(kind), pair(one))[0].matrix()
             for one in (batch, padded(batch, 4))

@@ -71,8 +71,8 @@ class LastWord(torch.nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         scores = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
-        last = attention_mask.sum(1) - 1  # of the sequence, not of its padding
-        return scores[torch.arange(len(last)), last]
+        last = attention_mask.sum(1) - 1  # padding has scores too, which are not the sample's
+        return scores.gather(1, last[:, None, None].expand(-1, 1, scores.shape[2])).squeeze(1)
 
 
 HUGGING_FACE: dict[str, Callable[[], Animal]] = {

@@ -118,6 +118,10 @@ class Loss(ABC):
         The true labels y say where there is something to draw, never what.
         """
 
+    def drawn(self, outputs: int) -> int:
+        """r, in how many equal parts `sampled` is, of which each is a row by itself."""
+        return 1
+
     def margins(self, outputs: int) -> int:
         """r, of how many margins φ a sample's loss Σ log(1 + e^−φ) is the sum; raises where it has no such form."""
         raise InvalidSetting(

@@ -65,7 +65,7 @@ class Problem(ModelView):
         self.loss: Loss = as_loss(loss_fn)
         self.linear: LinearShape | None = None
         self._layer: str | None = None  # the name of that linear layer
-        self.derivatives = Derivatives()
+        self.derivatives: Derivatives = Derivatives()
         self._shapes = shapes_of(samples[0])  # of the inputs of a sample
         self.outputs: int = self._look(samples, asked_for_head=parameters == "head")
 

@@ -41,7 +41,9 @@ class TokenLoss(Loss):
 
     def __init__(self, name: str, *, shifted: bool, mean: bool, vocabulary: int | None = None):
         self.name: str = name
-        self.shifted, self.mean, self.vocabulary = shifted, mean, vocabulary
+        self.shifted: bool = shifted
+        self.mean: bool = mean
+        self.vocabulary: int | None = vocabulary
 
     def bound(self, output: tuple[int, ...], labels: Tensor) -> TokenLoss:
         """The loss of a model with outputs of that shape; raises where they are not V scores a label."""
@@ -127,17 +129,21 @@ class TokenLoss(Loss):
     def expected(self, outputs: int) -> int:
         raise InvalidSetting(
             f"rows=\"expected\" of the loss '{self.name}' would be {outputs:,} a sequence, one for each score of each "
-            'token. Use rows="margin", one a token, or rows="sampled", one a sequence.'
+            'token. Use rows="sampled" or rows="margin", one a token.'
         )
 
     def draws(self, outputs: int) -> int:
         return self.margins(outputs)
 
-    def sampled(self, z: Tensor, y: Tensor, uniform: Tensor) -> Tensor:
-        """One row a sequence, from a label drawn at every position that has one.
+    def drawn(self, outputs: int) -> int:
+        return self.margins(outputs)
 
-        The draws at two positions are independent, so that the mean of the row's square is the sum over positions, with
-        nothing between them. Of a mean over m labels the row is 1/√m of that sum, not 1/m: its square is the curvature.
+    def sampled(self, z: Tensor, y: Tensor, uniform: Tensor) -> Tensor:
+        """p − e at a label drawn at every position that has one; each position is a row.
+
+        The draws at two positions are independent, so that the sum of all rows, one a sequence, would have the same
+        square on average; but not in each sequence, and there is no price to pay for what is known. Of a mean over m
+        labels a row is 1/√m of the slope, not 1/m: its square is the curvature.
         """
         p, target = _scores(z, y).softmax(2), self.targets(y)
         known = target != IGNORED

@@ -60,6 +60,9 @@ class WeightedLoss(Loss):
     def draws(self, outputs: int) -> int:
         return self.inner.draws(outputs)
 
+    def drawn(self, outputs: int) -> int:
+        return self.inner.drawn(outputs)
+
     def sampled(self, z: Tensor, y: Labels, uniform: Tensor) -> Tensor:
         """√w times, as a factor: its square is the curvature."""
         labels = weighted(y)

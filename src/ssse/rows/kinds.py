@@ -13,11 +13,11 @@ from ssse.errors import InvalidSetting
 from ssse.problem.batch_forms import Inputs
 from ssse.problem.batches import Batch
 from ssse.problem.cores import Cores, DenseCores, cores_of_parts
-from ssse.problem.labels import Labels
+from ssse.problem.labels import Labels, WeightedLabels
 from ssse.problem.loss import Loss
 from ssse.problem.problem import Problem
 from ssse.problem.sample_digests import digest_inputs, digest_samples
-from ssse.problem.token_losses import TokenLoss
+from ssse.problem.token_losses import IGNORED, TokenLoss
 from ssse.problem.weighted_loss import unweighted
 from ssse.rows.autodiff import NetworkRows, gradient_rows, held, margin_rows
 from ssse.rows.held import ExplicitRows, HeldRows, LinearRows, Rows
@@ -60,6 +60,8 @@ class RowKind:
         """r; of expected rows one for each output, of margin rows one for each margin."""
         if self.name == "margin":
             return loss.margins(outputs)
+        if self.name == "sampled":
+            return loss.drawn(outputs)
         return loss.expected(outputs) if self.name == "expected" else 1
 
     def core_numbers(self, loss: Loss, outputs: int) -> int:
@@ -78,7 +80,8 @@ class RowKind:
             margins = loss.margin(z, y)
             return cores_of_parts(margins.row_weights.unsqueeze(2) * margins.direction)
         uniform = torch.from_numpy(uniforms_of_samples(x, loss.draws(z.shape[1]), self.seed)).to(z)
-        return DenseCores(loss.sampled(z, y, uniform).unsqueeze(1))
+        drawn = loss.sampled(z, y, uniform)
+        return cores_of_parts(drawn.view(len(z), loss.drawn(z.shape[1]), -1))
 
 
 @dataclass
@@ -135,6 +138,8 @@ def measure_held(problem: Problem, kind: RowKind, batch: Batch, salt: bytes | No
     if problem.linear is not None or kind.name not in ("empirical", "margin"):
         measured = measure(problem, kind, batch)
         rows = held(measured.rows)
+        if kind.name == "sampled" and isinstance(unweighted(problem.loss), TokenLoss):
+            rows, measured.rows_of_samples = _of_labels(problem.loss, rows.matrix(), batch[1])
     else:
         x, y = batch
         problem.check_labels(y)
@@ -155,19 +160,25 @@ def _gradients(problem: Problem, x: Inputs, y: Labels) -> tuple[ExplicitRows, Me
 
 
 def _margins(problem: Problem, x: Inputs, y: Labels) -> tuple[ExplicitRows, Measured]:
-    """√(p(1−p)) ∇φ of every margin, and Σ∇ℓ = −Σ (1−p) ∇φ, from the same ∇φ.
-
-    Where a token has no label there is no row: a sequence has the same rows with any padding.
-    """
+    """√(p(1−p)) ∇φ of every margin, and Σ∇ℓ = −Σ (1−p) ∇φ, from the same ∇φ."""
     slopes, z = margin_rows(problem, x, y)
     margins = problem.loss.margin(z, y)
     gradient = slopes.transposed_times(margins.slopes.reshape(-1))
-    values, each = slopes.values.mul_(margins.row_weights.reshape(-1, 1)), None
+    rows, each = ExplicitRows(slopes.values.mul_(margins.row_weights.reshape(-1, 1))), None
     if isinstance(unweighted(problem.loss), TokenLoss):
-        known = torch.isfinite(margins.phi)
-        values, each = values[known.reshape(-1)], known.sum(1)
-    rows = ExplicitRows(values)
+        rows, each = _of_labels(problem.loss, rows.values, y)
     return rows, Measured(rows, problem.total_loss(z, y), gradient, len(y), rows_of_samples=each)
+
+
+def _of_labels(loss: Loss, rows: Tensor, y: Labels) -> tuple[ExplicitRows, Tensor]:
+    """Of rows that are one a token those that have a label, and how many each sequence has.
+
+    So a sequence has the same rows with any padding.
+    """
+    tokens, labels = unweighted(loss), y.values if isinstance(y, WeightedLabels) else y
+    assert isinstance(tokens, TokenLoss)
+    known = tokens.targets(labels) != IGNORED
+    return ExplicitRows(rows[known.reshape(-1)]), known.sum(1)
 
 
 def _make_rows(problem: Problem, x: Inputs, features: Tensor | None, cores: Cores) -> LinearRows | NetworkRows:
