@@ -74,9 +74,7 @@ def run_trial(problem: Problem, batch: Batch, budget: int) -> Trial:
     rows, theta = _Rows(), problem.theta()
 
     def unformed(part: Batch) -> NetworkRows:
-        found = rows_of(problem, kind, part)
-        assert isinstance(found, NetworkRows)
-        return found
+        return _unformed(problem, kind, part)
 
     row_seconds = _seconds_each(lambda part: rows.keep(unformed(part)), batch, most)
     many = max(most, min(2, len(batch[1])))
@@ -92,6 +90,26 @@ def run_trial(problem: Problem, batch: Batch, budget: int) -> Trial:
         product_seconds=None if times_seconds is None else times_seconds + gradient_seconds - forward,
         spectrum=rows.spectrum(),
     )
+
+
+def trial_of_part(problem: Problem, whole: Trial, batch: Batch, budget: int) -> Trial:
+    """Of a part of the parameters of a model that was tried as a whole: the rows of two samples, timed anew."""
+    if problem.linear is not None:
+        return Trial(0.0, whole.inputs, whole.activations, whole.widest, whole.forward_seconds)
+    kind, rows = RowKind("empirical"), _Rows()
+    seconds = _seconds_each(lambda part: rows.keep(_unformed(problem, kind, part)), batch, min(2, len(batch[1])))
+    seconds = max(seconds - whole.forward_seconds, 0.5 * seconds)
+    share = min(1.0, seconds / whole.row_seconds)
+    products = None if whole.product_seconds is None else share * whole.product_seconds
+    return replace(
+        whole, row_seconds=seconds, gradient_seconds=share * whole.gradient_seconds, product_seconds=products
+    )
+
+
+def _unformed(problem: Problem, kind: RowKind, part: Batch) -> NetworkRows:
+    rows = rows_of(problem, kind, part)
+    assert isinstance(rows, NetworkRows)
+    return rows
 
 
 @dataclass

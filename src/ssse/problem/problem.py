@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -72,6 +73,14 @@ class Problem(ModelView):
     def moved(self, theta: Tensor) -> Problem:
         """The same problem at another θ, on a copy of the model."""
         return self.on(self.with_theta(theta))
+
+    def confined(self, names: Collection[str], x: Inputs) -> Problem:
+        """The same problem with a part of θ alone, and the same ways to its derivatives; x: a few samples."""
+        part = copy.copy(self)
+        part.layout = self.layout.restricted(names)
+        part.linear = part._layer = None
+        part._find_linear(x, part._linear_calls(x), part.forward(x)[0])
+        return part
 
     def copied(self) -> Problem:
         """The same problem on a copy of the model, which nobody else can change."""
