@@ -24,6 +24,7 @@ SUBJECTS = (
     "matrix_free",
     "precision",
     "damping",
+    "weight_decay",
     "growth",
     "scanning",
     "calibration",

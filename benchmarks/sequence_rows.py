@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2ForSequenceClassification
 
 from record import Report, best_of, run_alone
+from ssse.problem.cores import DenseCores
 from ssse.problem.derivatives.loop import Loop
 from ssse.problem.problem import Problem
 from ssse.rows.kinds import RowKind, measure_held
@@ -90,7 +91,7 @@ def measure(name: str, model: nn.Module, x: Words, y: Tensor, rounds: int) -> tu
         return torch.stack(gradients)
 
     def our_loop() -> Tensor:
-        return loop.rows(problem, x, lambda z, which: problem.loss.gradient(z, y[which]).unsqueeze(1))[0]
+        return loop.rows(problem, x, lambda z, which: DenseCores(problem.loss.gradient(z, y[which]).unsqueeze(1)))[0]
 
     true = plain_loop()
     error = float((rows() - true).norm(dim=1).max() / true.norm(dim=1).max())

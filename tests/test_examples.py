@@ -181,9 +181,57 @@ def test_whole_class(run):
             assert after[5] < 1e-4
 
 
-def test_the_example_with_a_table_says_that_it_needs_pandas(tmp_path):
-    (tmp_path / "pandas.py").write_text("raise ImportError('as if it were not there')")
-    script = shutil.copy(FOLDER / "churn_customer.py", tmp_path)
+def test_transformer_classifier(run):
+    pytest.importorskip("transformers")
+    pytest.importorskip("datasets")
+    printed = run("transformer_classifier.py")
+    assert "Rows are taken layer by layer" in printed
+    assert "4 of 164 letters go" in printed
+    assert "verdict: caution" in printed
+    before, after, retrained = (numbers_after(label, printed) for label in ("before", "after", "retrained"))
+    assert before[0] > 95  # sure of her department
+    assert retrained[0] < after[0] < before[0] - 5  # on the way to what a retrained model says
+    assert min(before[2], after[2], retrained[2]) > 95
+
+
+def test_lstm_sequences(run):
+    printed = run("lstm_sequences.py")
+    assert "Rows are taken one sample at a time" in printed
+    assert "10 of 300 words go" in printed
+    assert "verdict: caution" in printed
+    before, after, retrained = (numbers_after(label, printed) for label in ("before", "after", "retrained"))
+    assert before[0] > 90
+    assert max(after[0], retrained[0]) < 0.5 * before[0]
+    assert min(before[1], after[1], retrained[1]) > 95
+
+
+def test_lightning_module(run):
+    pytest.importorskip("lightning")
+    printed = run("lightning_module.py")
+    assert "40 of 1240 images go" in printed
+    assert "verdict: caution" in printed
+    before, after, retrained = (numbers_after(label, printed) for label in ("before", "after", "retrained"))
+    assert before[0] < after[0]  # wrong labels are less likely, as after retraining
+    assert abs(after[0] - retrained[0]) < abs(before[0] - retrained[0])
+    assert min(before[2], after[2], retrained[2]) > 90
+
+
+NEEDS = {
+    "churn_customer.py": ("pandas", "This example makes a table with pandas: pip install pandas"),
+    "transformer_classifier.py": (
+        "transformers", "This example trains a text classifier of transformers: pip install transformers datasets"
+    ),
+    "lightning_module.py": (
+        "lightning", "This example trains with the Trainer of lightning: pip install lightning"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_an_example_says_which_library_it_needs(name, tmp_path):
+    library, sentence = NEEDS[name]
+    (tmp_path / f"{library}.py").write_text("raise ImportError('as if it were not there')")
+    script = shutil.copy(FOLDER / name, tmp_path)
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 1
-    assert done.stderr == "This example makes a table with pandas: pip install pandas\n"
+    assert done.stderr == f"{sentence}\n"

@@ -353,7 +353,7 @@ def test_some_samples_want_one_and_a_whole_class_wants_more():
     assert 0.8 < half.scale < 1.25
     assert 1.15 < whole.scale < 2.5
     searched = {m: digits().calibrate("half", retrained=None, method=m, data=digits().data).scale for m in SEARCHES}
-    assert 1.0 < searched["line_search"] < 1.05
+    assert 0.95 < searched["line_search"] < 1.05
     assert 0.95 < searched["loss_search"] < 1.05
 
 

@@ -16,6 +16,7 @@ import ssse
 from ssse.calibration import search
 from ssse.calibration.search import LossAlongStep, loss_along_step
 from ssse.evaluation.step_path import StepPath
+from ssse.problem.labels import label_values
 from ssse.problem.problem import Problem
 from tests.support import dense, problems
 from tests.support.calibration_problems import DECAY, SCALES, SEARCHES, Small, along, minimiser, put, small
@@ -169,7 +170,7 @@ def test_data_without_a_length_is_sampled_evenly_too(monkeypatch, size, wrap):
     ordered = [(half.sample.x[part], half.sample.y[part]) for part in order.split(size)]
     kept = torch.tensor([place for place in order[::4].tolist() if half.rest[place]])
     found = along_the_step(half, wrap(ordered))
-    assert torch.equal(torch.cat([y for _, y in found.retained]), half.sample.y[kept])
+    assert torch.equal(torch.cat([label_values(y) for _, y in found.retained]), half.sample.y[kept])
     assert torch.equal(torch.cat([x for x, _ in found.retained]), half.sample.x[kept])  # type: ignore[arg-type]
     assert found.by_loss()[0] == pytest.approx(along_the_step(half, ordered).by_loss()[0], rel=1e-9)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -108,6 +109,36 @@ def test_adamw_is_named():
     assert "AdamW" in doubt(sample, 1.0)
 
 
+def test_a_norm_takes_the_scale_of_weights_out_again_and_says_nothing_of_their_decay():
+    """Their gradient is orthogonal to them, so that ŵ of the whole is far too small; the head's is right."""
+    sample, decay = problems.mlp(n=60), 1e-2
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        body = nn.Sequential(nn.Linear(4, 40, bias=False), nn.LayerNorm(40, elementwise_affine=False), nn.Tanh())
+        model = nn.Sequential(body, nn.Linear(40, 3, bias=False)).to(sample.x.dtype)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=decay)
+    for _ in range(400):
+        optimiser.zero_grad()
+        F.cross_entropy(model(sample.x), sample.y).backward()
+        optimiser.step()
+    with torch.no_grad():
+        next(model.parameters()).mul_(5)  # which changes no output
+    sample = replace(sample, model=model.eval())
+    slope = fit(sample, weight_decay=decay, damping=None).gradient
+    theta = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert slope is not None
+    found = estimate_decay(slope - decay * theta, theta, Layout(("body", "head"), ((40, 4), (3, 40))))
+    assert found is not None
+    assert found.value < decay / 1.5  # which would be a contradiction
+    assert found.last == pytest.approx(decay, rel=0.3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(sample, weight_decay=decay, damping=None)
+    said = re.search(r"weight decay of about (\S+), far below the 0.2 given", doubt(sample, 20 * decay))
+    assert said is not None
+    assert float(said[1]) == pytest.approx(decay, rel=0.3)
+
+
 @pytest.mark.parametrize("steps", [0, 5, 50])
 def test_a_network_that_is_not_trained_to_the_end_says_nothing_of_its_decay(steps):
     sample = problems.mlp(n=60)
@@ -203,3 +234,12 @@ def test_a_mean_with_class_weights():
         erased = ssse.erase(sample.model, curvature, loss, sample.part(slice(0, 20))).model
         distance[decay] = float((theta(erased) - theta(retrained)).norm())
     assert distance[0.01 * mean] < distance[0.01] / 3
+
+
+def test_the_advice_to_fit_without_any_decay_can_be_followed():
+    """Without a weight decay there is no damping by default, so that the advice names one."""
+    sample = problems.mlp(n=60)  # never trained, with any
+    with pytest.warns(ssse.DoubtfulSetting):
+        curvature = fit(sample, weight_decay=2.0, damping=None)
+    with pytest.raises(ssse.Refused, match="Fit again with weight_decay=0 and a small damping of your own, if the"):
+        ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 2)))

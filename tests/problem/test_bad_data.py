@@ -57,7 +57,7 @@ FAULTS = [
     Fault("no-labels", "mse", lambda x, y: {"a": x, "b": y}, "labels under one of y, label, .*its keys are a, b"),
     Fault("two-labels", "mse", lambda x, y: {"x": x, "y": y, "label": y}, "labels under one of .*keys are x, y, label"),
     Fault("labels-only", "mse", lambda x, y: {"labels": y}, "inputs"),
-    Fault("words", "mse", lambda x, y: (["a"] * 8, y), "holds a list, which is not a tensor"),
+    Fault("words", "mse", lambda x, y: (["a"] * 8, y), "holds text as x"),
 ]
 
 

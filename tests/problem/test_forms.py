@@ -124,9 +124,9 @@ def test_label_key_is_kept_and_used_by_every_request(loader, tmp_path):
 
 def test_label_key_where_no_curvature_says():
     sample = problems.linear("cross_entropy")
-    model, loss, key = sample.model, "cross_entropy", {"label_key": "diagnosis"}
-    assert objective(model, loss, keyed(sample), **key) == objective(model, loss, sample.data)
-    found = relearn_time(model, loss, keyed(sample), target=0.0, max_steps=2, **key)
+    model, loss = sample.model, "cross_entropy"
+    assert objective(model, loss, keyed(sample), label_key="diagnosis") == objective(model, loss, sample.data)
+    found = relearn_time(model, loss, keyed(sample), target=0.0, max_steps=2, label_key="diagnosis")
     assert found == relearn_time(model, loss, sample.data, target=0.0, max_steps=2)
     splits = {"forgotten": keyed(sample, slice(0, 9)), "retained": keyed(sample, slice(9, None))}
     table = ssse.evaluate({"original": model}, splits, loss_fn=loss, progress=False, label_key="diagnosis")

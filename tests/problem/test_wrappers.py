@@ -195,3 +195,14 @@ def test_copies_are_apart():
         next(iter(other.parameters())).add_(1)
     x = torch.ones(2, 4, dtype=torch.float64)
     assert not torch.equal(other(x), model(x))
+
+
+@pytest.mark.parametrize("compile_it", [torch.jit.script, lambda m: torch.jit.trace(m, torch.zeros(1, 5).double())])
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+def test_an_erased_model_of_torchscript_can_be_trained_on(compile_it):
+    """torch's own copy of one would be a result of operations on the parameters of the original."""
+    sample = problems.linear("cross_entropy")
+    sample = replace(sample, model=compile_it(sample.model.eval()))
+    erased = ssse.erase(sample.model, fit(sample), sample.loss, sample.part(slice(0, 2))).model
+    assert all(parameter.is_leaf and parameter.requires_grad for parameter in erased.parameters())
+    torch.optim.SGD(erased.parameters(), lr=0.1)

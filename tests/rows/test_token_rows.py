@@ -16,7 +16,7 @@ from ssse.problem.problem import Problem
 from ssse.problem.token_losses import IGNORED, TOKEN_LOSSES
 from ssse.rows.autodiff import held
 from ssse.rows.kinds import RowKind, RowName, measure, measure_held, uniforms_of_samples
-from tests.support.sequences import language_model, padded, sequences
+from tests.support.sequences import TiedLanguageModel, language_model, padded, sequences
 
 NAMES = list(TOKEN_LOSSES)
 DECAY = 0.05
@@ -33,7 +33,7 @@ def problem_of(name: str, batch: dict[str, Tensor]) -> Problem:
 def slope(model: nn.Module, value: Tensor) -> Tensor:
     model.zero_grad()
     value.backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
 def looped(name: str, batch: dict[str, Tensor], kind: RowName) -> Tensor:
@@ -47,7 +47,7 @@ def looped(name: str, batch: dict[str, Tensor], kind: RowName) -> Tensor:
         share = 1 / len(aim) if name.endswith("_mean") else 1.0
         if kind == "empirical":
             log_p = model(ids, mask)[0].log_softmax(1)
-            rows.append(slope(model, -share * sum(log_p[t, label] for t, label in aim.items())))
+            rows.append(slope(model, -share * torch.stack([log_p[t, label] for t, label in aim.items()]).sum()))
             continue
         draws = uniforms_of_samples(pair(batch)[0], ids.shape[1], 0)[i]
         for number, (t, label) in zip(draws, aim.items(), strict=False):
@@ -113,7 +113,7 @@ def test_a_sequence_has_the_same_rows_with_any_padding():
 
 
 @functools.cache
-def taught(weight_decay: float = DECAY) -> tuple[nn.Module, dict[str, Tensor]]:
+def taught(weight_decay: float = DECAY) -> tuple[TiedLanguageModel, dict[str, Tensor]]:
     """Trained to a minimum of the objective of the transformers library, the mean over all tokens, by L-BFGS."""
     batch, model = sequences(n=30), language_model()
     optimizer = torch.optim.LBFGS(
@@ -149,14 +149,20 @@ def test_a_sequence_is_erased_and_another_after_it(structure, rows):
     assert curvature.decay_estimate is None  # nothing contradicts it
     forget = [{key: value[3:5] for key, value in batch.items()}]
     erasure = ssse.erase(model, curvature, forget=forget, override=ssse.BOUNDS, policy="joint")
-    assert erasure.diagnostics.loss_after > erasure.diagnostics.loss_before
+    after, before = erasure.diagnostics.loss_after, erasure.diagnostics.loss_before
+    assert after is not None
+    assert before is not None
+    assert after > before
     assert erasure.diagnostics.swing is not None
+    assert isinstance(erasure.model, TiedLanguageModel)
     assert erasure.model.head.weight is erasure.model.embedding.weight  # one tensor still, moved once
     if structure != "matrix_free":
         last = [{key: value[6:7] for key, value in batch.items()}]
         again = ssse.erase(erasure.model, erasure.curvature, forget=last, override=ssse.BOUNDS, policy="joint")
         together = [{key: torch.cat([value[3:5], value[6:7]]) for key, value in batch.items()}]
         at_once = ssse.erase(model, curvature, forget=together, override=ssse.BOUNDS)
+        assert isinstance(again.model, TiedLanguageModel)
+        assert isinstance(at_once.model, TiedLanguageModel)
         torch.testing.assert_close(again.model.mix.weight, at_once.model.mix.weight, rtol=1e-6, atol=1e-8)
 
 
@@ -172,3 +178,18 @@ def test_what_is_chosen_by_itself_has_a_row_a_token():
     model, batch = taught()
     curvature = ssse.Curvature.fit(model, "causal_lm", [batch], weight_decay=4 * DECAY, progress=False)
     assert curvature.kind.name == "margin"
+
+
+@pytest.mark.filterwarnings("ignore:.*weight decay")
+def test_labels_at_padding_are_told_of_and_count():
+    model, batch = taught()
+    unmasked = {**batch, "labels": batch["labels"].clamp_min(0)}
+    with pytest.warns(ssse.DoubtfulSetting, match=r"labels lie where the attention_mask is 0"):
+        curvature = ssse.Curvature.fit(model, "causal_lm", [unmasked], weight_decay=DECAY, progress=False)
+    assert "set them to −100" in curvature.notes[0]
+    assert not any("attention_mask" in note for note in fit_of(batch).notes)
+    assert curvature.mean_loss != fit_of(batch).mean_loss  # they count
+
+
+def fit_of(batch: dict[str, Tensor]) -> ssse.Curvature:
+    return ssse.Curvature.fit(taught()[0], "causal_lm", [batch], weight_decay=DECAY, progress=False)

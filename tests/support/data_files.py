@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from ssse.intake.sources import Columns, Source, open_source
+from ssse.problem.labels import label_values
 
 X = np.random.default_rng(3).normal(size=(7, 3))
 Y = np.array([0, 2, 1, 1, 0, 2, 2])
@@ -65,7 +66,7 @@ def read(source: Source, places: Sequence[int] | None = None, size: int = 1024) 
     """All batches as one."""
     parts = list(source.batches(None if places is None else np.array(places, dtype=np.int64), size))
     assert all(len(y) == size for _, y in parts[:-1])
-    labels = torch.cat([y for _, y in parts])
+    labels = torch.cat([label_values(y) for _, y in parts])
     if isinstance(parts[0][0], dict):
         return {key: torch.cat([x[key] for x, _ in parts]) for key in parts[0][0]}, labels  # type: ignore[index]
     return torch.cat([x for x, _ in parts]), labels  # type: ignore[arg-type]

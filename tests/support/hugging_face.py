@@ -70,7 +70,9 @@ class LastWord(torch.nn.Module):
         self.model = GPT2LMHeadModel(config)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return self.model(input_ids=input_ids, attention_mask=attention_mask).logits[:, -1]
+        scores = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
+        last = attention_mask.sum(1) - 1  # padding has scores too, which are not the sample's
+        return scores.gather(1, last[:, None, None].expand(-1, 1, scores.shape[2])).squeeze(1)
 
 
 HUGGING_FACE: dict[str, Callable[[], Animal]] = {

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import Any
 
 from torch import nn
 
 from ssse.baselines.update import Updated, diagonal_of
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.erase import erase
+from ssse.problem.loaders import Data
 from ssse.problem.losses import LossLike
 from ssse.verdict import BOUNDS
 
@@ -21,7 +20,7 @@ def diagonal_ssse(
     model: nn.Module,
     curvature: Curvature | None,
     loss_fn: LossLike,
-    forget: Iterable[Any],
+    forget: Data,
     *,
     scale: float = 1.0,
     leave_out: bool = True,
@@ -39,7 +38,7 @@ def diagonal_ssse(
     """
     started = time.perf_counter()
     held, _ = diagonal_of(curvature, "diagonal_ssse")
-    erasure = erase(model, held, loss_fn, forget, scale=scale, leave_out=leave_out, override=BOUNDS)
+    erasure = erase(model, held, loss_fn, forget, scale=scale, leave_out=leave_out, override=BOUNDS, progress=False)
     direction = erasure.direction if held.joint is None else None  # a joint stream counts from its θ*, not from θ
     notes = (*erasure.diagnostics.reasons, *erasure.diagnostics.notes)
     seconds = time.perf_counter() - started

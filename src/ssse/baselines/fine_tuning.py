@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +12,7 @@ from ssse.baselines.update import Updated, check_positive, check_whole, decay_of
 from ssse.curvature.curvature import Curvature
 from ssse.errors import InvalidSetting
 from ssse.problem.batches import join_batches, shuffled
+from ssse.problem.loaders import Data
 from ssse.problem.losses import LossLike
 from ssse.problem.view import ParameterChoice
 from ssse.system.progress import track
@@ -25,9 +24,9 @@ def fine_tuning(
     model: nn.Module,
     curvature: Curvature | None,
     loss_fn: LossLike,
-    forget: Iterable[Any],
+    forget: Data,
     *,
-    data: Iterable[Any],
+    data: Data,
     epochs: int = 1,
     learning_rate: float = 0.01,
     momentum: float = 0.9,

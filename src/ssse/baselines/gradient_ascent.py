@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 from torch import nn
 
 from ssse.baselines.update import Updated, check_positive, decay_of, forget_gradient, read_request
 from ssse.curvature.curvature import Curvature
+from ssse.problem.loaders import Data
 from ssse.problem.losses import LossLike
 from ssse.problem.view import ParameterChoice
 
@@ -22,7 +20,7 @@ def gradient_ascent(
     model: nn.Module,
     curvature: Curvature | None,
     loss_fn: LossLike,
-    forget: Iterable[Any],
+    forget: Data,
     *,
     scale: float = 0.1,
     weight_decay: float | None = None,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from ssse.curvature.conjugate_gradients import conjugate_gradients, usual_tolera
 from ssse.curvature.curvature import Curvature, check_damping
 from ssse.errors import InvalidSetting, NotPositiveDefinite
 from ssse.problem.batches import Batch
+from ssse.problem.loaders import Data
 from ssse.problem.losses import LossLike
 from ssse.problem.problem import Problem
 from ssse.problem.view import ParameterChoice
@@ -27,9 +27,9 @@ def influence(
     model: nn.Module,
     curvature: Curvature | None,
     loss_fn: LossLike,
-    forget: Iterable[Any],
+    forget: Data,
     *,
-    data: Iterable[Any],
+    data: Data,
     leave_out: bool = False,
     scale: float = 1.0,
     damping: float | None = None,

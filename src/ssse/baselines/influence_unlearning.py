@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +10,7 @@ from ssse.curvature.curvature import Curvature
 from ssse.curvature.lowrank import LowRankBuilder
 from ssse.errors import DoesNotFit
 from ssse.problem.batches import Batch, join_batches, regroup, take_samples
+from ssse.problem.loaders import Data
 from ssse.problem.losses import LossLike
 from ssse.problem.problem import Problem
 from ssse.problem.view import ParameterChoice
@@ -30,9 +28,9 @@ def influence_unlearning(
     model: nn.Module,
     curvature: Curvature | None,
     loss_fn: LossLike,
-    forget: Iterable[Any],
+    forget: Data,
     *,
-    data: Iterable[Any],
+    data: Data,
     scale: float = 1.0,
     samples: int = 1000,
     damping: float = 1.0,

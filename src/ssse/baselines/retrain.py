@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from ssse.baselines.update import Updated, read_request
 from ssse.curvature.curvature import Curvature
 from ssse.errors import InvalidModel, ModelMismatch
 from ssse.problem.batches import given_form
+from ssse.problem.loaders import Data
 from ssse.problem.losses import LossLike
 
 REFERENCE = "Training from scratch on D∖S; the gold standard of Cao & Yang 2015, 'Towards making systems forget'"
@@ -22,10 +23,10 @@ def retrain(
     model: nn.Module,
     curvature: Curvature | None,
     loss_fn: LossLike,
-    forget: Iterable[Any],
+    forget: Data,
     *,
     train: Callable[[list[Any]], nn.Module],
-    data: Iterable[Any],
+    data: Data,
     label_key: str | None = None,
 ) -> Updated:
     """Train a new model without the forgotten samples, by the user's own training function.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +11,7 @@ from ssse.baselines.update import Request, Updated, diagonal_of, read_request
 from ssse.curvature.curvature import Curvature
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.labels import label_values
+from ssse.problem.loaders import Data
 from ssse.problem.losses import LossLike
 
 REFERENCE = "Golatkar, Achille & Soatto 2020, 'Eternal Sunshine of the Spotless Net: Selective Forgetting'"
@@ -31,7 +30,7 @@ def scrubbing(
     model: nn.Module,
     curvature: Curvature | None,
     loss_fn: LossLike,
-    forget: Iterable[Any],
+    forget: Data,
     *,
     noise: float | None = None,
     rule: str = "notebook",

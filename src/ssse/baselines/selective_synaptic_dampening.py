@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import torch
 from torch import nn
 
 from ssse.baselines.update import Updated, check_positive, diagonal_of, read_request
 from ssse.curvature.curvature import Curvature
+from ssse.problem.loaders import Data
 from ssse.problem.losses import LossLike
 
 REFERENCE = (
@@ -22,7 +20,7 @@ def selective_synaptic_dampening(
     model: nn.Module,
     curvature: Curvature | None,
     loss_fn: LossLike,
-    forget: Iterable[Any],
+    forget: Data,
     *,
     selection: float = 10.0,
     dampening: float = 1.0,

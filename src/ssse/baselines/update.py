@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from ssse.erasure.request import matching_view, read_matching, read_samples
 from ssse.erasure.retained import retained_batches
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.batches import Batch
+from ssse.problem.loaders import Data
 from ssse.problem.losses import LossLike, as_loss
 from ssse.problem.problem import Problem
 from ssse.problem.training_mode import refuse_training_mode
@@ -56,7 +56,7 @@ class Request:
     started: float
     label_key: str | None = None
 
-    def retained(self, data: Iterable[Any], group: int = GROUP) -> tuple[list[Batch], int]:
+    def retained(self, data: Data, group: int = GROUP) -> tuple[list[Batch], int]:
         """D∖S and n, the number of samples in D."""
         kept = retained_batches(data, self.batches, self.problem.device, group, self.label_key)
         n = self.count + sum(len(y) for _, y in kept)
@@ -92,7 +92,7 @@ def read_request(
     model: nn.Module,
     curvature: Curvature | None,
     loss_fn: LossLike,
-    forget: Iterable[Any],
+    forget: Data,
     parameters: ParameterChoice = "all",
     label_key: str | None = None,
 ) -> Request:

@@ -20,7 +20,7 @@ from ssse.errors import InvalidData, InvalidSetting
 from ssse.evaluation.outputs import Model
 from ssse.evaluation.scan import DEFAULT_SCALES, Scan, as_numbers, check_scales, scan
 from ssse.problem.batches import check_repeatable, count_samples
-from ssse.problem.loaders import as_batches
+from ssse.problem.loaders import Data, as_batches
 from ssse.problem.losses import LossLike
 from ssse.verdict import BOUNDS
 
@@ -89,13 +89,13 @@ def calibrate(
     model: nn.Module,
     curvature: Curvature,
     loss_fn: LossLike,
-    forget: Iterable[Any],
+    forget: Data,
     *,
     method: str = "auto",
     retrained: Model | None = None,
-    held_out: Iterable[Any] | None = None,
+    held_out: Data | None = None,
     whole_class: bool = False,
-    data: Iterable[Any] | None = None,
+    data: Data | None = None,
     scales: float | Iterable[float] = DEFAULT_SCALES,
     dampings: float | Iterable[float] = (),
     criterion: str = "ratio",
@@ -192,9 +192,9 @@ def calibrate(
 def _methods(
     method: str,
     retrained: Model | None,
-    held_out: Iterable[Any] | None,
+    held_out: Data | None,
     whole_class: bool,
-    data: Iterable[Any] | None,
+    data: Data | None,
     knows_its_loss: bool,
 ) -> list[str]:
     """Those to try, in order; one, where it was named."""

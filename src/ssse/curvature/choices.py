@@ -330,10 +330,10 @@ def named_choice(name: StructureName, options: Mapping[str, Any]) -> StructureNa
 
 
 def _cost_of_squares(extent: Extent) -> Cost:
-    squares = [block.size**2 for block in extent.blocks]
-    held, spare = sum(squares) * extent.size, 2 * max(squares) * extent.size
-    work = request = Work()
     shapes = Counter((block.size, _outputs_in(extent.linear, block)) for block in extent.blocks)
+    squares = sum(count * size**2 for (size, _), count in shapes.items())
+    held, spare = squares * extent.size, 2 * max(size for size, _ in shapes) ** 2 * extent.size
+    work = request = Work()
     for (size, outputs), count in shapes.items():
         fit = _squares_of(extent, size, outputs, extent.samples, extent.rows, extent.groups)
         work += (fit + factor_of(size, extent.size)) * count

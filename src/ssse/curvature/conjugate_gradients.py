@@ -48,6 +48,7 @@ def conjugate_gradients(
     precondition: Product = torch.clone,
     inner: Callable[[Tensor, Tensor], Tensor] | None = None,
     observe: Callable[[Tensor, float], None] | None = None,
+    watch: Callable[[int, float], None] | None = None,
     check: bool = True,
 ) -> Solved:
     """Solve Ax = v from x = 0, A symmetric and positive definite.
@@ -57,14 +58,18 @@ def conjugate_gradients(
         tolerance: ‖v − Ax‖/‖v‖ to stop at. max_iterations: to stop after.
         inner: the inner product; one that gives a column solves a system for each row of v, all in the same products.
         observe: told every direction p and pᵀAp, right after its product; what it raises ends the iteration.
+        watch: told before every product how many steps are done and the relative residual that they left.
         check: measure the residual anew, by one more product.
     """
     inner = inner or dot
+    length = max(float(v.norm()), torch.finfo(v.dtype).tiny)
     x, r = torch.zeros_like(v), v.clone()
     z = precondition(r)
     p, rz = z.clone(), inner(r, z)
-    target, iterations, indefinite = tolerance * float(v.norm()), 0, False
-    while float(r.norm()) > target and iterations < max_iterations:
+    iterations, indefinite = 0, False
+    while (left := float(r.norm())) > tolerance * float(v.norm()) and iterations < max_iterations:
+        if watch is not None:
+            watch(iterations, left / length)
         image = product(p)
         curvature = inner(p, image)
         if observe is not None:
@@ -80,9 +85,10 @@ def conjugate_gradients(
         p = _add(z.clone(), p, _ratio(rz, previous))
         iterations += 1
     if check and not indefinite:
+        if watch is not None:
+            watch(iterations, float(r.norm()) / length)
         r = v - product(x)
-    residual = float(r.norm()) / max(float(v.norm()), torch.finfo(v.dtype).tiny)
-    return Solved(x, iterations, residual, tolerance, indefinite)
+    return Solved(x, iterations, float(r.norm()) / length, tolerance, indefinite)
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:

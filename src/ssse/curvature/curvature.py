@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.structure import Structure
 from ssse.errors import BrokenArtefact, DoubtfulSetting, InvalidData, InvalidSetting
 from ssse.problem.fingerprint import Fingerprint
-from ssse.problem.loaders import as_batches
+from ssse.problem.loaders import Data, as_batches
 from ssse.problem.losses import LossLike
 from ssse.problem.parameters import BlockChoice, Layout, LinearShape
 from ssse.problem.problem import Problem
@@ -101,7 +102,7 @@ class Curvature:
         cls,
         model: nn.Module,
         loss_fn: LossLike,
-        data: Iterable[Any],
+        data: Data,
         *,
         damping: float | None = None,
         weight_decay: float = 0.0,
@@ -122,8 +123,10 @@ class Curvature:
 
         Args:
             model: the trained model, in eval mode (or doing the same in training mode). It is not changed.
-            loss_fn: "cross_entropy", "binary_cross_entropy", "mse", or a function of (model(x), y). The named
-                ones sum over a sample's outputs (torch's own BCE and MSE average: pass those as functions).
+            loss_fn: "cross_entropy", "binary_cross_entropy", "mse"; of sequences "causal_lm" and "token_cross_entropy",
+                a sum over the labels of a sequence that are not −100, or "causal_lm_mean" and
+                "token_cross_entropy_mean"; or a function of (model(x), y). The named ones sum over a sample's outputs
+                (torch's own BCE and MSE average: pass those as functions).
             data: batches (x, y) or mappings: a DataLoader, a list, any iterable, or a bare data set. With sample
                 weights they are (x, y, weight), or mappings with a `weight`; with several inputs ((a, b), y), passed
                 on in order. Batches of sequences may be of several lengths; where they have an `attention_mask`, a
@@ -139,7 +142,9 @@ class Curvature:
                 `ssse.LowRank(rank=100)` or `ssse.MatrixFree(tolerance=1e-6)`.
             blocks: of `dense` and `lowrank`: "one", "parameter", "output", an integer size, or "auto". What lies
                 between blocks is left out. `lowrank` is the smaller one for blocks larger than the number of rows.
-            parameters: "all", "head" (the last linear layer), or names. The rest of the model stays.
+            parameters: "all" or "trainable", "head" (the last linear layer), "adapters" (what peft made trainable),
+                "last block", "last 2 blocks", …, a name or a glob such as "encoder.*", a list of them, or a function of
+                (name, parameter). The rest of the model stays.
             dtype: of the curvature; the model's if not given.
             memory_budget: bytes, or a text like "8GiB", that the plan may take; if not given, 60 % of the memory there
                 is (the machine's, the container's or the GPU's, in use or not), so that the plan is always the same.
@@ -164,6 +169,8 @@ class Curvature:
             on_plan(prepared.plan)
         elif prepared.plan.seconds > WORTH_A_WORD:
             say(f"Curvature: {prepared.plan}; {prepared.plan.reason}.", progress)
+        for doubt in prepared.doubts:
+            warnings.warn(doubt, DoubtfulSetting, stacklevel=2)
         fitted = fit_structure(prepared, data, damping, progress)
         return replace(cls._from_fit(prepared.problem, fitted, weight_decay), label_key=label_key)
 
@@ -194,7 +201,7 @@ class Curvature:
             chosen=fitted.plan.in_words,
             reason=fitted.plan.reason,
             notes=(*((part_note(problem.layout),) if partial else ()), *fitted.notes, *doubt),
-            decay_estimate=max(found.value, 0.0) if doubt and found is not None else None,
+            decay_estimate=found.told if doubt and found is not None else None,
             repeats=fitted.repeats,
             partial=partial,
             scores=fitted.scores,
@@ -353,7 +360,7 @@ class Curvature:
 def plan(
     model: nn.Module,
     loss_fn: LossLike,
-    data: Iterable[Any],
+    data: Data,
     *,
     rows: RowChoice = "auto",
     rows_per_batch: int = 1,
@@ -369,15 +376,16 @@ def plan(
     """What `Curvature.fit` would do with these choices, its memory and its time; only a trial is computed.
 
     `print(plan.table())` lists every way that was compared, with the memory and the seconds of the fit, and the seconds
-    of a request of 100 samples, or of 1 % of them where that is less. How long `matrix_free` takes for a request of a
-    network depends on the damping: without `damping` or `weight_decay` it is not told.
+    of a request of 100 samples, or of 1 % of them where that is less; and, where the most faithful way is not the
+    chosen one, parts of the model that fit, with the `parameters=` that asks for each. How long `matrix_free` takes for
+    a request of a network depends on the damping: without `damping` or `weight_decay` it is not told.
     """
     data = as_batches(data, label_key)
     if iter(data) is data:
         raise InvalidData("plan() would use up an iterator's first batch; pass a DataLoader or a list.")
     wanted = Wanted(rows, rows_per_batch, 0, as_choice(structure), blocks, dtype)
     known = None if damping is None and not weight_decay else check_damping(damping, weight_decay)
-    return prepare(model, loss_fn, parameters, data, wanted, memory_budget, damping=known).plan
+    return prepare(model, loss_fn, parameters, data, wanted, memory_budget, damping=known, with_parts=True).plan
 
 
 def part_note(layout: Layout) -> str:
@@ -385,6 +393,9 @@ def part_note(layout: Layout) -> str:
 
 
 def check_damping(damping: float | None, weight_decay: float) -> float:
+    for name, given in (("weight_decay", weight_decay), ("damping", damping)):
+        if not (isinstance(given, Real) or (given is None and name == "damping")):
+            raise InvalidSetting(f"{name} must be a number, not {given!r}.")
     if not 0 <= weight_decay < float("inf"):
         raise InvalidSetting(f"weight_decay must be zero or positive, not {weight_decay}.")
     value = weight_decay if damping is None else damping

@@ -5,7 +5,8 @@ A wrong one is the most usual mistake, and makes every step wrong: it is taken f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ class DecayEstimate:
         residual: ‖∇ℓ̄ + ŵθ‖/‖∇ℓ̄‖, what it does not explain. noise: the same over ‖θ‖, to compare with a weight decay.
         error: the standard error of ŵ, were that noise in any direction.
         weights_only: whether biases and the like were left out, which explains more.
+        last: ŵ of the last matrix in θ alone, mostly the head; None where it is the only one.
     """
 
     value: float
@@ -38,14 +40,24 @@ class DecayEstimate:
     noise: float
     error: float
     weights_only: bool
+    last: float | None = None
+
+    @property
+    def told(self) -> float:
+        """The decay to name to somebody: never below zero, and the head's where a norm hides that of the others."""
+        hidden = self.last if self.residual > EXPLAINED else None
+        return max(self.value, hidden or 0.0, 0.0)
 
     def contradicts(self, given: float) -> bool:
         """Whether the model cannot have been trained with the weight decay that was given."""
         if self.value >= given:
             return self.residual <= EXPLAINED and self.value > MATTERS * max(given, ROUNDING)
         # Of a model that was trained at all: the decay given would pull harder than all that holds against it.
+        # Weights whose scale a norm takes out again have a gradient orthogonal to them, whatever the decay, and only
+        # lower ŵ: then the head has to say so too, for its scale is what makes a network sure.
         trained = self.noise <= given and self.value >= -CERTAIN * self.error
-        return trained and self.value + CERTAIN * self.error < given / MATTERS
+        below = self.value + CERTAIN * self.error < given / MATTERS
+        return trained and below and (self.last is None or self.last < given / MATTERS)
 
 
 @dataclass(frozen=True)
@@ -61,12 +73,25 @@ class Circumstances:
 def estimate_decay(gradient: Tensor, theta: Tensor, layout: Layout) -> DecayEstimate | None:
     """From ∇ℓ̄ without any weight decay; None where there is no direction to tell it from."""
     gradient, theta, sizes = gradient.double(), theta.double(), layout.sizes
+    last = _of_last_matrix(gradient, theta, layout)
     weights = torch.cat([torch.full((size,), len(shape) > 1) for size, shape in zip(sizes, layout.shapes, strict=True)])
     whole = _estimate(gradient, theta, False)
-    if whole is None or whole.residual <= EXPLAINED or bool(weights.all()) or not bool(weights.any()):
+    if whole is None:
+        return None
+    whole = replace(whole, last=last)
+    if whole.residual <= EXPLAINED or bool(weights.all()) or not bool(weights.any()):
         return whole
     part = _estimate(gradient, theta * weights.to(theta.device), True)
-    return part if part is not None and part.residual <= EXPLAINED else whole
+    return replace(part, last=last) if part is not None and part.residual <= EXPLAINED else whole
+
+
+def _of_last_matrix(gradient: Tensor, theta: Tensor, layout: Layout) -> float | None:
+    starts = [0, *itertools.accumulate(layout.sizes)]
+    matrices = [slice(starts[i], starts[i + 1]) for i, shape in enumerate(layout.shapes) if len(shape) > 1]
+    if len(matrices) < 2:
+        return None
+    found = _estimate(gradient[matrices[-1]], theta[matrices[-1]], True)
+    return None if found is None else found.value
 
 
 def _estimate(gradient: Tensor, theta: Tensor, weights_only: bool) -> DecayEstimate | None:
@@ -80,9 +105,16 @@ def _estimate(gradient: Tensor, theta: Tensor, weights_only: bool) -> DecayEstim
     return DecayEstimate(value, left / norm, noise, noise / freedom**0.5, weights_only)
 
 
+def as_setting(decay: float) -> str:
+    """For a sentence on how to fit again: without any decay there must be a damping, which is its default."""
+    if decay <= ROUNDING:
+        return "weight_decay=0 and a small damping of your own, if the model was trained to the end without any"
+    return f"weight_decay={decay:.3g}"
+
+
 def note_on_decay(found: DecayEstimate, given: float, around: Circumstances) -> str:
     """A sentence for somebody who gave another one; its cause, as far as the ratio tells."""
-    value = f"{max(found.value, 0.0):.3g}"
+    value = f"{found.told:.3g}"
     where = " of the weights alone, without biases" if found.weights_only else ""
     if found.residual <= EXPLAINED:
         told = (
@@ -98,7 +130,7 @@ def note_on_decay(found: DecayEstimate, given: float, around: Circumstances) -> 
 def _cause(found: DecayEstimate, given: float, around: Circumstances) -> str:
     if given == 0:
         return "None was given."
-    ratio, c, n = found.value / given, around.outputs, around.n
+    ratio, c, n = found.told / given, around.outputs, around.n
     averages = "torch's own averages over the outputs, this one sums over them"
     sums = "this one averages over the outputs, a sum over them was trained with"
     causes: list[tuple[float, str]] = [
@@ -121,11 +153,11 @@ def _cause(found: DecayEstimate, given: float, around: Circumstances) -> str:
                 f"multiply the weight decay by the mean number of labels, {weight:.4g}."
             )
         causes.append((weight, mean))
-    near = min(max(NEAR, found.error / max(found.value, 1e-300)), 2 * NEAR)
+    near = min(max(NEAR, found.error / max(found.told, 1e-300)), 2 * NEAR)
     fitting = sorted((abs(ratio / usual - 1), text) for usual, text in causes if abs(ratio / usual - 1) <= near)
     if fitting:
         return f"{fitting[0][1]} (The ratio is {ratio:.3g}.)"
-    if found.value <= CERTAIN * found.error:
+    if found.told <= CERTAIN * found.error:
         return (
             "AdamW decouples the decay from the loss, a loss summed over batches outweighs it, and some models are "
             "trained without any."

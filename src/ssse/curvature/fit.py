@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ssse.curvature.choices import Ground, MatrixFree
-from ssse.curvature.estimates import Plan, Task, Wanted
+from ssse.curvature.estimates import Plan, Task, Wanted, picked
 from ssse.curvature.matrix_free import MatrixFreeStructure, RowSource
 from ssse.curvature.planning import make_plan
+from ssse.curvature.proposals import propose_parts
 from ssse.curvature.rehearsal import try_request
 from ssse.curvature.structure import Builder, Structure
 from ssse.curvature.trial import run_trial, samples_to_look_at
 from ssse.errors import InvalidData, PrecisionLost
 from ssse.problem.batches import Batch, check_repeatable, count_samples, read_batch, regroup
 from ssse.problem.fingerprint import Fingerprint
+from ssse.problem.labels import label_values
 from ssse.problem.losses import LossLike, as_loss
 from ssse.problem.problem import Problem
 from ssse.problem.sample_counts import (
@@ -30,8 +32,10 @@ from ssse.problem.sample_counts import (
     check_expected,
     check_worker_split,
 )
+from ssse.problem.token_losses import TokenLoss
 from ssse.problem.training_mode import refuse_training_mode
 from ssse.problem.view import ModelView, ParameterChoice
+from ssse.problem.weighted_loss import unweighted
 from ssse.rows.autodiff import held as held_rows
 from ssse.rows.held import LinearRows, Rows
 from ssse.rows.kinds import Measured, RowKind, measure, measure_held, rows_of
@@ -78,6 +82,8 @@ class Sums:
             self.scores = measured.scores if self.scores is None else self.scores + measured.scores
 
     def checked_gradient(self) -> Tensor:
+        if self.class_weights == 0:
+            raise InvalidData("The weights of all samples are zero, so that there is nothing in the curvature.")
         if self.gradient is None:
             raise InvalidData("The training data is empty.")
         if not bool(torch.isfinite(self.gradient).all()):
@@ -104,11 +110,12 @@ class Prepared:
     budget: int
     expected: int | None
     counter: SampleCounter
+    doubts: tuple[str, ...] = ()  # about the samples, from a look at the first of them
 
     def check_samples(self, data: Iterable[Any]) -> tuple[Counted, tuple[str, ...]]:
         """When all have passed: how many they were, and what is to be said of it and of the ways that were taken."""
         counted = self.counter.counted()
-        return counted, (*check_counted(data, counted, self.expected), *self.problem.derivatives.notes)
+        return counted, (*self.doubts, *check_counted(data, counted, self.expected), *self.problem.derivatives.notes)
 
 
 def prepare(
@@ -120,8 +127,12 @@ def prepare(
     budget: int | str | None,
     expected: int | None = None,
     damping: float | None = None,
+    with_parts: bool = False,
 ) -> Prepared:
-    """Look at the first batch, refuse what cannot work, and choose."""
+    """Look at the first batch, refuse what cannot work, and choose.
+
+    `with_parts`: also compare with parts of θ, where the most faithful plan of all of it is not the chosen one.
+    """
     as_loss(loss_fn)  # an unknown one is refused before the data is read
     view = ModelView(model, parameters)
     refuse_training_mode(view.model)
@@ -143,12 +154,20 @@ def prepare(
     free = free_memory(device) if budget is None else None  # a budget that was given is taken at its word
     trial = run_trial(problem, few, stated)
     task = Task(problem, problem.layout, problem.linear, total, stated, trial, free, damping)
-    plan = make_plan(task, wanted)
+
+    def offered() -> list[Plan]:
+        return propose_parts(task, wanted, few)
+
+    plan = make_plan(task, wanted, offered)
+    if with_parts and not picked(plan, plan.others[0]):
+        plan = replace(plan, others=(*plan.others, *offered()))
     try_request(problem, plan, few)
     rest = (read_batch(batch, device) for batch in stream)
     counter = SampleCounter()
     batches = counter.watch(itertools.chain(seen, rest))
-    return Prepared(problem, plan, batches, total, stated, expected, counter)
+    loss = unweighted(problem.loss)
+    doubts = loss.note_on_padding(few[0], label_values(few[1])) if isinstance(loss, TokenLoss) else ()
+    return Prepared(problem, plan, batches, total, stated, expected, counter, doubts)
 
 
 def fit_structure(prepared: Prepared, data: Iterable[Any], damping: float, progress: bool = True) -> Fitted:
@@ -223,8 +242,12 @@ def bind_data(
     group: int,
     expected: int,
     mean_loss: float | None = None,
+    advance: Callable[[int], None] = lambda count: None,
 ) -> MatrixFreeStructure:
-    """Give a stored or reduced matrix-free curvature the training data that it stands for."""
+    """Give a stored or reduced matrix-free curvature the training data that it stands for.
+
+    `advance` is told of samples as they are read.
+    """
     check_repeatable(data)
     source = row_source(problem, kind, data, group)
     count, loss, kept = 0, 0.0, KeptRows(problem, spare_memory(problem.device))
@@ -232,6 +255,7 @@ def bind_data(
         measured = measure(problem, kind, batch)
         count, loss = count + measured.count, loss + measured.loss
         kept.add(measured.rows)
+        advance(measured.count)
     if count != expected:
         raise InvalidData(
             f"The training data holds {count} samples; this curvature stands for {expected}. Pass the data it was "

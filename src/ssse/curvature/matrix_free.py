@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,16 @@ from ssse.rows.autodiff import held
 from ssse.rows.held import HeldRows, Rows
 
 RowSource = Callable[[], Iterable[Rows]]
+
+
+class Watch(Protocol):
+    """Whoever wants to know how far a solution is."""
+
+    def step(self, done: int, residual: float) -> None:
+        """So many steps are done and left this relative residual; a pass over all rows begins."""
+
+    def rows(self, count: int) -> None:
+        """So many more rows have passed."""
 
 
 class MatrixFreeStructure(Structure):
@@ -40,12 +50,14 @@ class MatrixFreeStructure(Structure):
         preconditioner: Structure | None = None,
         tolerance: float | None = None,
         max_iterations: int = 1000,
+        watch: Watch | None = None,
     ):
         self.source: RowSource | None = source
         self.ridge: float = ridge
         self.preconditioner: Structure | None = preconditioner
         self.tolerance: float | None = tolerance
         self.max_iterations: int = max_iterations
+        self.watch: Watch | None = watch
 
     def solve(self, v: Tensor) -> Tensor:
         return self._iterate(v, self.ridge)[0].x
@@ -70,6 +82,12 @@ class MatrixFreeStructure(Structure):
 
     def bound(self, source: RowSource) -> MatrixFreeStructure:
         return MatrixFreeStructure(source, self.ridge, self.preconditioner, self.tolerance, self.max_iterations)
+
+    def watched(self, watch: Watch) -> MatrixFreeStructure:
+        """The same for one solution that somebody looks at; what is made from it is not watched."""
+        return MatrixFreeStructure(
+            self.source, self.ridge, self.preconditioner, self.tolerance, self.max_iterations, watch
+        )
 
     def with_ridge(self, ridge: float) -> MatrixFreeStructure:
         preconditioner = None if self.preconditioner is None else self.preconditioner.with_ridge(ridge)
@@ -98,6 +116,7 @@ class MatrixFreeStructure(Structure):
             max_iterations=self.max_iterations,
             precondition=self._precondition,
             observe=observe,
+            watch=None if self.watch is None else self.watch.step,
         )
         return solved, leverage
 
@@ -111,6 +130,8 @@ class MatrixFreeStructure(Structure):
         product = ridge * p
         for rows in self.source():
             product += rows.transposed_times(rows.times(p))
+            if self.watch is not None:
+                self.watch.rows(rows.count)
         removed = torch.zeros_like(p) if without is None else without.transposed_times(without.times(p))
         return product - removed, removed
 

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 
-from ssse.errors import InvalidSetting
 from ssse.problem.batch_forms import Inputs
 from ssse.problem.batches import Batch, slice_batch
 from ssse.problem.losses import CustomLoss
 from ssse.problem.problem import PROBE_SAMPLES, Problem
 from ssse.problem.weighted_loss import unweighted
-from ssse.rows.kinds import RowKind, measure_held, rows_of
+from ssse.rows.autodiff import NetworkRows
+from ssse.rows.kinds import RowKind, rows_of
 
 PATIENCE = 0.3  # seconds that one measurement may take before it is not repeated on more samples
-ROWS_LOOKED_AT = 8
+LONG = 0.1  # seconds from which on one measurement is enough
 SHARE = 0.1  # of the memory budget, for a trial
 PROBED_NUMBERS = 2**25  # parameters × samples that a model is looked at with, so that a large one is looked at quickly
 
@@ -33,9 +33,10 @@ class Trial:
         operations: floating-point ones of its outputs; of a model that is linear in θ not counted.
         inputs: numbers in it.
         activations: numbers in the outputs of all layers; widest: in the largest of them.
-        forward_seconds, row_seconds, product_seconds: for its outputs, its gradient alone, and one product with its
-            rows and one with their transpose. Zero where the model is linear in θ and the last two have a closed form;
-            None where there are no such products.
+        forward_seconds: for its outputs. row_seconds: for its outputs and one row. gradient_seconds: the same as a
+            share of a sum over samples. product_seconds: for its outputs, one product with its rows and one with their
+            transpose. All but the first are zero where the model is linear in θ and has a closed form of them, and the
+            last is None where there are no such products.
         spectrum: eigenvalues of RᵀR/n, the largest first, as a few samples show them.
     """
 
@@ -45,6 +46,7 @@ class Trial:
     widest: int = 0
     forward_seconds: float = 0.0
     row_seconds: float = 0.0
+    gradient_seconds: float = 0.0
     product_seconds: float | None = 0.0
     spectrum: tuple[float, ...] = ()
 
@@ -64,38 +66,72 @@ def run_trial(problem: Problem, batch: Batch, budget: int) -> Trial:
     if problem.linear is not None:
         return looked_at
     _warm_up(problem)
+    problem.derivatives.choose(problem, batch[0])
     size = 3 * (problem.layout.dim + looked_at.activations) * torch.finfo(problem.dtype).bits // 8
     most = max(1, min(len(batch[1]), int(SHARE * budget / size)))
-    kind, theta = RowKind("empirical"), problem.theta()
+    # Of labels drawn from the model where the loss knows how: gradients of true ones vanish where a model is sure.
+    kind = RowKind("empirical" if isinstance(unweighted(problem.loss), CustomLoss) else "sampled")
+    rows, theta = _Rows(), problem.theta()
 
-    def products(part: Batch) -> Tensor:
-        rows = rows_of(problem, kind, part)
-        return rows.transposed_times(rows.times(theta))
+    def unformed(part: Batch) -> NetworkRows:
+        return _unformed(problem, kind, part)
 
+    row_seconds = _seconds_each(lambda part: rows.keep(unformed(part)), batch, most)
+    many = max(most, min(2, len(batch[1])))
+    gradient_seconds = _seconds_each(lambda part: _times_ones(unformed(part)), batch, many)
+    times_seconds = None
+    if problem.derivatives.product_way is not None:
+        times_seconds = _seconds_each(lambda part: unformed(part).times(theta), batch, many)
     return replace(
         looked_at,
         operations=_operations(problem, one[0]),
-        row_seconds=_seconds_each(lambda part: measure_held(problem, kind, part)[1].gradient, batch, most),
-        product_seconds=_if_any(lambda: _seconds_each(products, batch, max(most, min(2, len(batch[1]))))),
-        spectrum=_spectrum(problem, _first(batch, min(most, ROWS_LOOKED_AT))),
+        row_seconds=max(row_seconds - forward, 0.5 * row_seconds),  # without the outputs that come before all rows
+        gradient_seconds=max(gradient_seconds - forward, 0.5 * gradient_seconds),
+        product_seconds=None if times_seconds is None else times_seconds + gradient_seconds - forward,
+        spectrum=rows.spectrum(),
     )
 
 
-def _if_any(seconds: Callable[[], float]) -> float | None:
-    """A layer without products leaves only rows to go by, which most structures do; who asks for products is told."""
-    try:
-        return seconds()
-    except InvalidSetting:
-        return None
+def trial_of_part(problem: Problem, whole: Trial, batch: Batch, budget: int) -> Trial:
+    """Of a part of the parameters of a model that was tried as a whole: the rows of two samples, timed anew."""
+    if problem.linear is not None:
+        return Trial(0.0, whole.inputs, whole.activations, whole.widest, whole.forward_seconds)
+    kind, rows = RowKind("empirical"), _Rows()
+    seconds = _seconds_each(lambda part: rows.keep(_unformed(problem, kind, part)), batch, min(2, len(batch[1])))
+    seconds = max(seconds - whole.forward_seconds, 0.5 * seconds)
+    share = min(1.0, seconds / whole.row_seconds)
+    products = None if whole.product_seconds is None else share * whole.product_seconds
+    return replace(
+        whole, row_seconds=seconds, gradient_seconds=share * whole.gradient_seconds, product_seconds=products
+    )
 
 
-def _spectrum(problem: Problem, batch: Batch) -> tuple[float, ...]:
-    """Eigenvalues of RᵀR/n, the largest first: of labels drawn from the model where the loss knows how, since gradients
-    of true labels vanish where a model is sure."""
-    kind = RowKind("empirical" if isinstance(unweighted(problem.loss), CustomLoss) else "sampled")
-    rows = measure_held(problem, kind, batch)[0].matrix()
-    kernel = (rows @ rows.mT).double() / len(batch[1])
-    return tuple(torch.linalg.eigvalsh(kernel).flip(0).clamp_min(0).tolist())
+def _unformed(problem: Problem, kind: RowKind, part: Batch) -> NetworkRows:
+    rows = rows_of(problem, kind, part)
+    assert isinstance(rows, NetworkRows)
+    return rows
+
+
+@dataclass
+class _Rows:
+    """The last that were formed, of which there are the most."""
+
+    values: Tensor | None = None
+
+    def keep(self, rows: NetworkRows) -> Tensor:
+        self.values = None  # first: two of them may be too many
+        self.values = rows.explicit().values
+        return self.values
+
+    def spectrum(self) -> tuple[float, ...]:
+        """Eigenvalues of RᵀR/n, the largest first."""
+        assert self.values is not None
+        kernel = (self.values @ self.values.mT).double() / len(self.values)
+        return tuple(torch.linalg.eigvalsh(kernel).flip(0).clamp_min(0).tolist())
+
+
+def _times_ones(rows: NetworkRows) -> Tensor:
+    return rows.transposed_times(torch.ones(rows.count, dtype=rows.problem.dtype, device=rows.problem.device))
 
 
 def _seconds_each(function: Callable[[Batch], Tensor], batch: Batch, most: int) -> float:
@@ -108,7 +144,7 @@ def _seconds_each(function: Callable[[Batch], Tensor], batch: Batch, most: int) 
             float(function(part).reshape(-1)[0])  # waits for the device
             took = time.perf_counter() - began
             best = min(best, took / count)
-            if took > PATIENCE:
+            if took > LONG:
                 break
         if count == most or best * 4 * count > PATIENCE:
             return best

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -25,11 +25,12 @@ from ssse.erasure.policy import Policy
 from ssse.erasure.probe import look_at
 from ssse.erasure.refusal import refusal_of
 from ssse.erasure.request import Samples, check_settings, matching_view, read_matching
+from ssse.erasure.stages import Stages, showing
 from ssse.erasure.trust import Step, Trust, measure_swings, measure_trust, trust_by_swing
 from ssse.errors import DoesNotFit, InvalidSetting, Refused
 from ssse.problem.batches import Batch
 from ssse.problem.fingerprint import Fingerprint
-from ssse.problem.loaders import as_batches
+from ssse.problem.loaders import Data, as_batches
 from ssse.problem.losses import LossLike
 from ssse.problem.problem import Problem
 from ssse.problem.sample_digests import digest_samples
@@ -43,7 +44,7 @@ from ssse.system.memory import human_bytes, spare_memory
 if TYPE_CHECKING:
     from ssse.evaluation.outputs import Model
     from ssse.evaluation.scan import Scan
-    from ssse.evaluation.splits import Splits
+    from ssse.evaluation.splits import SplitData
 
 
 @dataclass(frozen=True)
@@ -56,19 +57,19 @@ class _Request:
 
     def rows(self) -> Iterator[HeldRows]:
         """Their rows, computed anew; for conjugate gradients they are not formed."""
-        for rows, _ in self._measured():
+        for rows, _ in self._measured(Stages()):
             yield rows
 
-    def measured(self) -> tuple[StackedRows, Tensor, float, ScoreSums | None]:
+    def measured(self, stages: Stages) -> tuple[StackedRows, Tensor, float, ScoreSums | None]:
         """All rows, Σ∇ℓ, Σℓ, and what goes from the sums that are kept of a linear model."""
-        parts, sums = zip(*self._measured(), strict=True)
+        parts, sums = zip(*self._measured(stages), strict=True)
         scores = [part.scores for part in sums if part.scores is not None]
         return StackedRows(list(parts)), *self._summed(sums), sum(scores, ScoreSums()) if scores else None
 
-    def slope(self) -> tuple[Tensor, float]:
+    def slope(self, stages: Stages) -> tuple[Tensor, float]:
         """Σ∇ℓ and Σℓ alone."""
         empirical = replace(self.curvature.kind, name="empirical")
-        return self._summed([measure(self.problem, empirical, batch) for batch in self.samples.batches])
+        return self._summed([measure(self.problem, empirical, batch) for batch in stages.each(self.samples.batches)])
 
     def check_memory(self) -> None:
         """Whether the rows of all samples can be held at once; of a linear model they are small."""
@@ -97,10 +98,10 @@ class _Request:
         gradient = torch.stack([part.gradient for part in sums]).sum(0, dtype=torch.float64)
         return gradient.to(self.problem.dtype), sum(part.loss for part in sums)
 
-    def _measured(self) -> Iterator[tuple[HeldRows, Measured]]:
+    def _measured(self, stages: Stages) -> Iterator[tuple[HeldRows, Measured]]:
         structure = self.curvature.structure
         salt = structure.salt if isinstance(structure, LowRankStructure) else None
-        for batch in self.samples.batches:
+        for batch in stages.each(self.samples.batches):
             if structure.reads_data:
                 part = measure(self.problem, self.curvature.kind, batch)
                 yield part.rows, part  # type: ignore[misc]  # as they are: only multiplied with
@@ -150,7 +151,7 @@ class Erasure:
 
     def scan(
         self,
-        splits: Splits,
+        splits: SplitData,
         *,
         scales: float | Iterable[float] | None = None,
         retrained: Model | None = None,
@@ -179,15 +180,16 @@ def erase(
     model: nn.Module,
     curvature: Curvature,
     loss_fn: LossLike | None = None,
-    forget: Iterable[Any] | None = None,
+    forget: Data | None = None,
     *,
     scale: float | None = None,
     leave_out: bool = True,
     residual: bool = False,
     policy: Policy = "rebase",
-    data: Iterable[Any] | None = None,
-    probe: Iterable[Any] | None = None,
+    data: Data | None = None,
+    probe: Data | None = None,
     override: Collection[str] = (),
+    progress: bool = True,
 ) -> Erasure:
     """Erase samples from a trained model, from its curvature and those samples alone.
 
@@ -212,6 +214,9 @@ def erase(
         override: bounds (`ssse.BOUNDS`) that are not to refuse the step; a refusal says which it breaks. The verdict is
             then "caution", with the reasons of the refusal first. Overriding one bound does not override another, and
             where there is no step to take (NaN, samples that were never there) it stays refused.
+        progress: show a bar on stderr, where that is a terminal; with conjugate gradients their steps and residual.
+
+    Interrupted at any moment (Ctrl-C), it leaves model and curvature as they were.
 
     Raises:
         Refused: the step must not be applied; carries the diagnostics. Nothing is changed.
@@ -219,11 +224,12 @@ def erase(
     """
     started = time.perf_counter()
     check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
-    erasure = erase_from(
-        matching_view(model, curvature), curvature, loss_fn, forget,
-        scale=scale, leave_out=leave_out, residual=residual, policy=policy, data=data, probe=probe,
-        override=override,
-    )  # fmt: skip
+    with showing(progress) as stages:
+        erasure = erase_from(
+            matching_view(model, curvature), curvature, loss_fn, forget,
+            scale=scale, leave_out=leave_out, residual=residual, policy=policy, data=data, probe=probe,
+            override=override, stages=stages,
+        )  # fmt: skip
     return replace(erasure, diagnostics=replace(erasure.diagnostics, seconds=time.perf_counter() - started))
 
 
@@ -231,18 +237,19 @@ def erase_from(
     view: ModelView,
     curvature: Curvature,
     loss_fn: LossLike | None,
-    forget: Iterable[Any] | None,
+    forget: Data | None,
     *,
     scale: float | None = None,
     leave_out: bool = True,
     residual: bool = False,
     policy: Policy = "rebase",
-    data: Iterable[Any] | None = None,
-    probe: Iterable[Any] | None = None,
+    data: Data | None = None,
+    probe: Data | None = None,
     override: Collection[str] = (),
+    stages: Stages | None = None,
 ) -> Erasure:
     """`erase`, of a model that `matching_view` found to be the curvature's: it is not hashed again."""
-    started = time.perf_counter()
+    started, stages = time.perf_counter(), stages or Stages()
     overridden = check_override(override)
     scale = check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
     problem, samples = read_matching(view, curvature, loss_fn, forget)
@@ -250,14 +257,19 @@ def erase_from(
     if leave_out:
         request.check_memory()
     if data is not None:
-        curvature = _with_data(curvature, request.problem, as_batches(data, curvature.label_key))
+        stages.begin("reading the training data", curvature.samples_held)
+        data = as_batches(data, curvature.label_key)
+        curvature = _with_data(curvature, request.problem, data, stages.advance)
 
-    rows, gradient, loss, taken = request.measured() if leave_out else (None, *request.slope(), None)
+    stages.begin("rows of the samples to forget", samples.count)
+    rows, gradient, loss, taken = request.measured(stages) if leave_out else (None, *request.slope(stages), None)
     origin = request.problem.theta()
     slope, gradient = gradient, gradient + samples.count * curvature.weight_decay * origin
     removed = gradient if curvature.joint is None else gradient + curvature.joint.removed_gradient
     right = removed - _gradient_sum(curvature) if residual else removed
-    solved = _solve(curvature, right, rows, samples.count, 0 if leave_out else request.missing())
+    stages.begin("solving")
+    solved = _solve(curvature, right, rows, samples.count, 0 if leave_out else request.missing(), stages)
+    stages.begin("looking at the step")
 
     diagnostics = Diagnostics(
         notes=notes_on(curvature, problem, solved, samples),
@@ -343,17 +355,23 @@ def _at_origin(problem: Problem, curvature: Curvature) -> Problem:
     return problem if curvature.joint is None else problem.moved(curvature.joint.theta)
 
 
-def _with_data(curvature: Curvature, problem: Problem, data: Iterable[Any]) -> Curvature:
+def _with_data(
+    curvature: Curvature, problem: Problem, data: Iterable[Any], advance: Callable[[int], None]
+) -> Curvature:
     structure = curvature.structure
     if not isinstance(structure, MatrixFreeStructure):
         raise InvalidSetting('Only structure="matrix_free" reads the training data; leave data= out.')
     expected = curvature.samples_held
-    bound = bind_data(structure, problem, curvature.kind, data, curvature.group, expected, curvature.mean_loss)
+    bound = bind_data(structure, problem, curvature.kind, data, curvature.group, expected, curvature.mean_loss, advance)
     return replace(curvature, structure=bound)
 
 
-def _solve(curvature: Curvature, right: Tensor, rows: StackedRows | None, k: int, missing: int) -> LeftOut:
+def _solve(
+    curvature: Curvature, right: Tensor, rows: StackedRows | None, k: int, missing: int, stages: Stages
+) -> LeftOut:
     structure = curvature.structure
+    if isinstance(structure, MatrixFreeStructure):
+        structure = structure.watched(stages)
     if rows is not None:
         return structure.leave_out(rows, right, curvature.ridge_without(k))
     # Definition 3.1: n/(n−k) of the full curvature.

@@ -22,7 +22,7 @@ from ssse.erasure.retained_objective import RetainedObjective
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.batches import check_repeatable, peek
 from ssse.problem.fingerprint import Fingerprint
-from ssse.problem.loaders import as_batches
+from ssse.problem.loaders import Data, as_batches
 from ssse.problem.losses import NAMED, LossLike
 from ssse.problem.problem import Problem
 from ssse.system.memory import memory_budget
@@ -96,7 +96,7 @@ def refine(
     model: nn.Module,
     curvature: Curvature,
     loss_fn: LossLike | None = None,
-    retained: Iterable[Any] | None = None,
+    retained: Data | None = None,
     *,
     steps: int = 10,
     tolerance: float | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ssse.curvature.curvature import Curvature
+from ssse.curvature.decay import as_setting
 from ssse.erasure.diagnostics import LARGE_RESIDUAL, Diagnostics
 from ssse.erasure.health import Health, ruin
 from ssse.verdict import TRUSTED_LEVERAGE, Bound, too_many_at_once
@@ -93,7 +94,7 @@ def contradicted(measured: Diagnostics, curvature: Curvature) -> list[str]:
         return []
     return [
         f"By its gradient θ* was trained with a weight decay of {estimate:.3g}, and the damping is "
-        f"{curvature.damping:.3g}: every step is then wrong by as much. Fit again with weight_decay={estimate:.3g}."
+        f"{curvature.damping:.3g}: every step is then wrong by as much. Fit again with {as_setting(estimate)}."
     ]
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +11,7 @@ from ssse.curvature.curvature import Curvature, check_scale
 from ssse.erasure.policy import check_policy
 from ssse.errors import InvalidData, InvalidSetting, ModelMismatch
 from ssse.problem.batches import Batch, check_repeatable, read_batch, regroup
-from ssse.problem.loaders import as_batches
+from ssse.problem.loaders import Data, as_batches
 from ssse.problem.losses import NAMED, Loss, LossLike, as_loss
 from ssse.problem.problem import Problem
 from ssse.problem.sample_counts import count_at_hand
@@ -32,7 +30,7 @@ class Samples:
 
 
 def read_samples(
-    forget: Iterable[Any] | None,
+    forget: Data | None,
     device: torch.device,
     curvature: Curvature | None,
     group: int,
@@ -66,7 +64,7 @@ def read_samples(
 
 
 def read_matching(
-    view: ModelView, curvature: Curvature, loss_fn: LossLike | None, forget: Iterable[Any] | None
+    view: ModelView, curvature: Curvature, loss_fn: LossLike | None, forget: Data | None
 ) -> tuple[Problem, Samples]:
     """The problem that the curvature is of, and the samples; a named loss need not be given again."""
     loss = matching_loss(curvature, loss_fn)

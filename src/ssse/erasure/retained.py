@@ -10,7 +10,7 @@ import torch
 
 from ssse.errors import InvalidData
 from ssse.problem.batches import Batch, check_repeatable, read_batch, regroup, take_samples
-from ssse.problem.loaders import as_batches
+from ssse.problem.loaders import Data, as_batches
 from ssse.problem.sample_digests import digest_samples, take_due
 
 # The digests live as long as one call and meet only each other, so their key need not be secret.
@@ -18,8 +18,8 @@ SALT = b"ssse-retained"
 
 
 def retained_batches(
-    data: Iterable[Any],
-    forget: Iterable[Any],
+    data: Data,
+    forget: Data,
     device: torch.device,
     group: int = 1024,
     label_key: str | None = None,

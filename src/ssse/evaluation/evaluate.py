@@ -14,7 +14,7 @@ from ssse.errors import InvalidSetting
 from ssse.evaluation.comparison import Comparison, Row, summary
 from ssse.evaluation.outputs import Model
 from ssse.evaluation.records import collect
-from ssse.evaluation.splits import SPLITS, Splits, batches_of_splits
+from ssse.evaluation.splits import SPLITS, SplitData, Splits, batches_of_splits
 from ssse.evaluation.table import Cell, Evaluation, Measure
 from ssse.evaluation.tokens import TokenComparison, check_canaries, collect_tokens
 from ssse.metrics.objective import objective
@@ -28,7 +28,7 @@ RELEARNED = 1.05  # times the original model's loss on S counts as learnt again
 
 def evaluate(
     models: Mapping[str, Model | Sequence[Model]],
-    splits: Splits,
+    splits: SplitData,
     *,
     original: str = "original",
     retrained: str = "retrained",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.evaluation.measure import MeasuredSplit, measure_split
 from ssse.evaluation.outputs import Model, check_model, logits_of
-from ssse.evaluation.splits import HELD_OUT, SPLITS, Splits, batches_of_splits
+from ssse.evaluation.splits import HELD_OUT, SPLITS, SplitData, Splits, batches_of_splits
 from ssse.evaluation.step_path import StepPath, check_direction
 from ssse.metrics.attacks import rank_auc, threshold_attack
 from ssse.metrics.confusion import confusion_ratio, confusions
@@ -150,7 +150,7 @@ def scan(
     model: nn.Module,
     direction: Tensor | np.ndarray | Sequence[float],
     loss_fn: LossLike | Loss,
-    splits: Splits,
+    splits: SplitData,
     *,
     scales: float | Iterable[float] = DEFAULT_SCALES,
     retrained: Model | None = None,

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from ssse.errors import InvalidData
-from ssse.problem.loaders import as_batches
+from ssse.problem.loaders import Data, as_batches
 
-Splits = Mapping[str, Iterable[Any]]
+SplitData = Mapping[str, Data]  # as users pass them
+Splits = Mapping[str, Iterable[Any]]  # as batches
 
 # By their names in code and on paper; "test" is for requests without a kind of their own.
 SPLITS = {"retained": "D∖S", "forgotten": "S", "test_other": "T∖T_a", "test_same": "T_a", "test": "T"}
@@ -23,7 +24,7 @@ HELD_OUT = ("test_same", "test")  # where samples of the forgotten kind are foun
 Chosen = Tensor | Sequence[int] | Sequence[bool]
 
 
-def check_splits(splits: Splits) -> None:
+def check_splits(splits: SplitData) -> None:
     if not isinstance(splits, Mapping):
         raise InvalidData(f"splits is a mapping from names to batches, not a {type(splits).__name__}.")
     if not splits:
@@ -37,7 +38,7 @@ def check_splits(splits: Splits) -> None:
         raise InvalidData("Pass either 'test' or its two parts 'test_other' and 'test_same', not both.")
 
 
-def batches_of_splits(splits: Splits, label_key: str | None = None) -> Splits:
+def batches_of_splits(splits: SplitData, label_key: str | None = None) -> Splits:
     """Checked, each as batches."""
     check_splits(splits)
     return {name: as_batches(data, label_key) for name, data in splits.items()}

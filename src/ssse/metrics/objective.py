@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +10,7 @@ from torch import nn
 from ssse.curvature.fit import Sums
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.batches import check_repeatable, count_samples, peek, read_batch
-from ssse.problem.loaders import as_batches
+from ssse.problem.loaders import Data, as_batches
 from ssse.problem.losses import LossLike, as_loss
 from ssse.problem.problem import Problem
 from ssse.problem.training_mode import refuse_training_mode
@@ -33,7 +31,7 @@ class Objective:
 def objective(
     model: nn.Module,
     loss_fn: LossLike,
-    data: Iterable[Any],
+    data: Data,
     *,
     weight_decay: float = 0.0,
     parameters: ParameterChoice = "all",

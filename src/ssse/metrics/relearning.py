@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 from ssse.errors import InvalidData, InvalidModel, InvalidSetting
 from ssse.metrics.scores import Flagged
 from ssse.problem.batches import Batch, join_batches, read_batch, regroup, shuffled
-from ssse.problem.loaders import as_batches
+from ssse.problem.loaders import Data, as_batches
 from ssse.problem.losses import LossLike, as_loss
 from ssse.problem.problem import Problem
 from ssse.problem.view import ModelView
@@ -46,7 +44,7 @@ class Relearn:
 def relearn_time(
     model: nn.Module,
     loss_fn: LossLike,
-    forget: Iterable[Any],
+    forget: Data,
     *,
     target: float,
     learning_rate: float = 0.01,

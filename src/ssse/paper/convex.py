@@ -191,19 +191,23 @@ class Convex:
         curves: dict[str, Curve] = {}
         empirical = self.curvature("empirical", "empirical", **self.fits.empirical)
         for name, leave_out in (("paper", False), ("empirical_out", True)):
-            step, seconds = timed(lambda: erase(self.model, empirical, self.loss, forget, leave_out=leave_out))  # noqa: B023
+            step, seconds = timed(
+                lambda how=leave_out: erase(self.model, empirical, self.loss, forget, leave_out=how, progress=False)
+            )
             curves[name] = scanner.curve(step.direction, seconds)
         expected = self.curvature("expected", "expected", **self.fits.expected)
         # What training minimised without S has the damping (n−k)w; here nw stays, to see what that is worth.
         more = expected.with_damping(expected.damping * n / (n - k))
-        step, seconds = timed(lambda: erase(self.model, more, self.loss, forget))
+        step, seconds = timed(lambda: erase(self.model, more, self.loss, forget, progress=False))
         curves["default"] = scanner.curve(step.direction, seconds)
 
         exact = self.curvature("exact", "expected", **self.fits.exact)
         data = self.batches if self.fits.exact["structure"] == "matrix_free" else None
-        step, seconds = timed(lambda: erase(self.model, exact, self.loss, forget, leave_out=False, data=data))
+        step, seconds = timed(
+            lambda: erase(self.model, exact, self.loss, forget, leave_out=False, data=data, progress=False)
+        )
         curves["hessian"] = scanner.curve(step.direction, seconds)
-        step, seconds = timed(lambda: erase(self.model, exact, self.loss, forget, data=data))
+        step, seconds = timed(lambda: erase(self.model, exact, self.loss, forget, data=data, progress=False))
         (searched, why), searching = timed(lambda: scanner.search(exact, step.direction, self.batches))
         scales = np.union1d(study.SCALES, [searched])
         curves["exact"] = scanner.curve(

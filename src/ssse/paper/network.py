@@ -210,7 +210,10 @@ class Network:
         scanner = self._scanner(removal)
         with exact_arithmetic():
             erasure, seconds = timed(
-                lambda: erase(self.model, curvature, LOSS, scanner.splits["forgotten"], scale=1.0, **how), self.device
+                lambda: erase(
+                    self.model, curvature, LOSS, scanner.splits["forgotten"], scale=1.0, **how, progress=False
+                ),
+                self.device,
             )
         return erasure.direction, seconds, scanner
 

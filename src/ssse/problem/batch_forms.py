@@ -31,6 +31,11 @@ def parts_of(batch: Any, label_key: str | None = None) -> tuple[Any, Any, Any]:
     if isinstance(batch, (tuple, list)) and len(batch) == 3:
         _check_third(batch)
         return batch[0], batch[1], batch[2]
+    if is_frame(batch):
+        raise InvalidData(
+            f"A batch must be a pair (x, y), not a {type(batch).__name__}: pass (frame[inputs], frame[label]), with "
+            "the names of its columns."
+        )
     size = f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else ""
     raise InvalidData(
         f"A batch must be a pair (x, y) or a mapping with labels, not a {type(batch).__name__}{size}. With weights it "
@@ -115,7 +120,7 @@ def _are_several(x: Any, n: int) -> bool:
         raise InvalidData(_PACKED)
     if all(isinstance(part, Tensor) and part.dim() > 0 for part in x):
         return True
-    arrays = all(isinstance(part, (Tensor, np.ndarray)) or _is_frame(part) for part in x)
+    arrays = all(isinstance(part, (Tensor, np.ndarray)) or is_frame(part) for part in x)
     return arrays and len(x) != n and all(len(part.shape) > 0 and len(part) == n for part in x)
 
 
@@ -137,12 +142,19 @@ def _collated(value: Any, n: int) -> Any:
 def _tensor_of(value: Any, name: str, device: torch.device | None) -> Tensor:
     if isinstance(value, PackedSequence):
         raise InvalidData(_PACKED)
-    if _is_frame(value):
+    if is_frame(value):
         value = _frame_values(value, name)
+    if _is_text(value):
+        kind = "Encode them as whole numbers from 0" if name == "labels" else "Encode it as numbers, or leave it out"
+        raise InvalidData(f"A batch holds text as {name}. {kind}.")
     try:
         tensor = torch.as_tensor(value, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidData(f"A batch holds a {type(value).__name__}, which is not a tensor or array.") from error
+        raise InvalidData(
+            f"A batch holds a {type(value).__name__} as {name}, which is not a tensor or array."
+        ) from error
+    if tensor.is_inference():  # such a tensor takes part in no backward pass; a copy of it does
+        tensor = tensor.clone()
     if tensor.is_nested:
         raise InvalidData(f"{name} is a nested tensor; pad it to one length, torch.nested.to_padded_tensor(x, 0.0).")
     if tensor.layout != torch.strided:
@@ -150,7 +162,7 @@ def _tensor_of(value: Any, name: str, device: torch.device | None) -> Tensor:
     return tensor
 
 
-def _is_frame(value: Any) -> bool:
+def is_frame(value: Any) -> bool:
     """A data frame or one of its columns, of pandas or polars, which are not imported for it."""
     return not isinstance(value, (Tensor, np.ndarray)) and hasattr(value, "to_numpy") and hasattr(value, "shape")
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ssse.errors import InvalidData, InvalidSetting
-from ssse.problem.batch_forms import as_inputs, as_label_tensor, parts_of
+from ssse.problem.batch_forms import as_inputs, as_label_tensor, is_frame, parts_of
 from ssse.problem.batches import named_inputs
+
+Data = Iterable[Any] | Dataset[Any]  # batches, read in order, or a data set that gets a loader
 
 SIZE = 128  # samples in a batch of a bare data set; they are regrouped anyway
 
@@ -31,7 +35,7 @@ class KeyedBatches:
         return getattr(self._data, name)
 
 
-def as_batches(data: Iterable[Any], label_key: str | None = None) -> Iterable[Any]:
+def as_batches(data: Data, label_key: str | None = None) -> Iterable[Any]:
     """The data as an iterable of batches.
 
     A bare data set, of torch's or Hugging Face's, gets a loader without shuffling. One whose items are batches already,
@@ -47,17 +51,34 @@ def as_batches(data: Iterable[Any], label_key: str | None = None) -> Iterable[An
             f"The data is a mapping of {', '.join(map(str, data))}, and must be batches: pass one of its data sets, "
             "or, if it is a single batch, [batch]."
         )
+    batches: Any = data  # of a Dataset torch's types do not say that it can be iterated
+    _refuse_no_batches(data)
     if _is_hugging_face(data):
-        data = _loader(_with_tensors(data))
-    elif isinstance(data, Dataset) and iter(data) is not data and not _holds_batches(data, label_key):  # type: ignore[arg-type]
-        data = _loader(data)
+        batches = _loader(_with_tensors(data))
+    elif isinstance(data, Dataset) and iter(batches) is not data and not _holds_batches(data, label_key):
+        batches = _loader(data)
     if label_key is None:
-        return data
-    if isinstance(data, (list, tuple)):
-        return [_keyed(batch, label_key) for batch in data]
-    if isinstance(data, Iterator):
-        return (_keyed(batch, label_key) for batch in data)  # an iterator still: some need more than one pass
-    return KeyedBatches(data, label_key)
+        return batches
+    if isinstance(batches, (list, tuple)):
+        return [_keyed(batch, label_key) for batch in batches]
+    if isinstance(batches, Iterator):
+        return (_keyed(batch, label_key) for batch in batches)  # an iterator still: some need more than one pass
+    return KeyedBatches(batches, label_key)
+
+
+def _refuse_no_batches(data: Any) -> None:
+    """What people pass in place of an iterable of batches."""
+    if isinstance(data, str | bytes) or not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
+        raise InvalidData(f"The data must be batches, such as a DataLoader or a list of (x, y), not {data!r:.60}.")
+    if is_frame(data):
+        raise InvalidData(
+            "The data is a frame, and must be batches: pass [(frame[inputs], frame[label])], with the names of its "
+            "columns."
+        )
+    if isinstance(data, Tensor | np.ndarray):
+        raise InvalidData("The data is one array, and must be batches with labels: pass [(x, y)].")
+    if isinstance(data, list | tuple) and len(data) in (2, 3) and all(isinstance(p, Tensor | np.ndarray) for p in data):
+        raise InvalidData("The data is one batch itself, and must be a list of batches: pass [(x, y)].")
 
 
 def _keyed(batch: Any, label_key: str) -> Any:

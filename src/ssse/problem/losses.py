@@ -264,6 +264,8 @@ def as_loss(loss: LossLike | Loss) -> Loss:
         return NAMED[loss]
     if loss is F.cross_entropy or _is_plain_cross_entropy(loss):
         return NAMED["cross_entropy"]
+    if isinstance(loss, type):
+        raise InvalidSetting(f"The loss {loss.__name__} is a class; pass one made of it, {loss.__name__}().")
     if callable(loss):
         return CustomLoss(loss)
     raise InvalidSetting(f"The loss must be a name or a function of (model(x), y), not {type(loss).__name__}.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,13 +21,26 @@ from ssse.problem.losses import CustomLoss, Loss, LossLike, as_loss, total_loss
 from ssse.problem.padding import refuse_read_padding
 from ssse.problem.parameters import LinearShape
 from ssse.problem.training_mode import refuse_difference, refuse_training_mode, repeatable
-from ssse.problem.unusable import HALF
+from ssse.problem.unusable import HALF, refuse_inference
 from ssse.problem.view import ModelView, ParameterChoice, check_arguments, flat_outputs
 from ssse.problem.weighted_loss import WeightedLoss, unweighted
 from ssse.problem.working import Working
 from ssse.problem.wrappers import copied
 
 PROBE_SAMPLES = 32
+
+
+@contextmanager
+def _first_call(x: Inputs) -> Iterator[None]:
+    """Where the model fails on the first samples, it is told on which: most often they are not what it was made for."""
+    try:
+        yield
+    except (SSSEError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever a layer may raise
+        given = ", ".join(f"{name} {tuple(value.shape)} of {value.dtype}" for name, value in named_inputs(x).items())
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise InvalidData(f"The model fails on the first samples, {given}: {said}") from error
 
 
 class Problem(ModelView):
@@ -47,17 +61,26 @@ class Problem(ModelView):
             InvalidModel, InvalidData, InvalidSetting: with the repair.
         """
         super().__init__(model, parameters)
+        refuse_inference(self.working.given)
         refuse_training_mode(self.model)
         self.loss: Loss = as_loss(loss_fn)
         self.linear: LinearShape | None = None
         self._layer: str | None = None  # the name of that linear layer
-        self.derivatives = Derivatives()
+        self.derivatives: Derivatives = Derivatives()
         self._shapes = shapes_of(samples[0])  # of the inputs of a sample
         self.outputs: int = self._look(samples, asked_for_head=parameters == "head")
 
     def moved(self, theta: Tensor) -> Problem:
         """The same problem at another θ, on a copy of the model."""
         return self.on(self.with_theta(theta))
+
+    def confined(self, names: Collection[str], x: Inputs) -> Problem:
+        """The same problem with a part of θ alone, and the same ways to its derivatives; x: a few samples."""
+        part = copy.copy(self)
+        part.layout = self.layout.restricted(names)
+        part.linear = part._layer = None
+        part._find_linear(x, part._linear_calls(x), part.forward(x)[0])
+        return part
 
     def copied(self) -> Problem:
         """The same problem on a copy of the model, which nobody else can change."""
@@ -124,8 +147,9 @@ class Problem(ModelView):
                     f"for instance x.to({self.dtype})."
                 )
         check_arguments(self.model, x)
-        refuse_difference(self.model, x)
-        raw = self._first_outputs(x)
+        with _first_call(x):
+            refuse_difference(self.model, x)
+            raw = self._first_outputs(x)
         if raw.dim() == 0 or len(raw) != len(y):
             raise InvalidModel(f"{len(y)} samples gave an output of shape {tuple(raw.shape)}; one row each is needed.")
         self.loss = bind_loss(self.loss, raw, y)

@@ -16,6 +16,7 @@ weight decay of w·T̄, T̄ the mean number of labels a sequence. Where all sequ
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.loss import Loss, Margins, Response
+from ssse.problem.padding import padding_mask
 
 IGNORED = -100
 
@@ -39,7 +41,9 @@ class TokenLoss(Loss):
 
     def __init__(self, name: str, *, shifted: bool, mean: bool, vocabulary: int | None = None):
         self.name: str = name
-        self.shifted, self.mean, self.vocabulary = shifted, mean, vocabulary
+        self.shifted: bool = shifted
+        self.mean: bool = mean
+        self.vocabulary: int | None = vocabulary
 
     def bound(self, output: tuple[int, ...], labels: Tensor) -> TokenLoss:
         """The loss of a model with outputs of that shape; raises where they are not V scores a label."""
@@ -87,6 +91,16 @@ class TokenLoss(Loss):
         """
         y = y.long()
         return torch.cat([y[:, 1:], torch.full_like(y[:, :1], IGNORED)], dim=1) if self.shifted else y
+
+    def note_on_padding(self, x: Any, y: Tensor) -> tuple[str, ...]:
+        """Labels where the mask says padding: they count, as they did in training, or else did not."""
+        own = padding_mask(x)
+        if own is None or own.shape != y.shape or not bool(((y != IGNORED) & ~own).any()):
+            return ()
+        return (
+            "Some labels lie where the attention_mask is 0 and are not −100, so that predicting the padding counts in "
+            "the loss. If training left it out, as the collators of the transformers library do, set them to −100.",
+        )
 
     def counts(self, y: Tensor) -> Tensor:
         """How many labels each sequence has, shape (n,)."""

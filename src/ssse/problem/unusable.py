@@ -21,7 +21,8 @@ QUANTISED = ("torch.ao.nn.quantized", "torch.nn.quantized", "bitsandbytes", "tor
 def refuse_unusable(model: Any) -> None:
     """Whatever θ is: no values, values in pieces, values that stand for others."""
     if not isinstance(model, nn.Module):
-        raise InvalidModel(f"The model must be a torch.nn.Module, not a {type(model).__name__}.")
+        other = " Models of scikit-learn are for ssse.sklearn.Eraser." * hasattr(model, "get_params")
+        raise InvalidModel(f"The model must be a torch.nn.Module, not a {type(model).__name__}.{other}")
     for name, module in model.named_modules():
         if type(module).__name__ == "FullyShardedDataParallel":
             raise InvalidModel(_in_pieces(f"Module '{name}' is in FullyShardedDataParallel"))
@@ -61,6 +62,18 @@ def refuse_quantised(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if type(module).__module__.startswith(QUANTISED):
             raise InvalidModel(_quantised(f"{type(module).__name__} '{name}' is quantised"))
+
+
+def refuse_inference(model: nn.Module) -> None:
+    """No tensor of this mode takes part in a backward pass, wherever it is used."""
+    if torch.is_inference_mode_enabled():
+        raise InvalidModel("torch.inference_mode is on, in which nothing has a gradient. Leave that block.")
+    for name, value in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if value.is_inference():
+            raise InvalidModel(
+                f"'{name}' was made under torch.inference_mode and can have no gradient. Load or copy the model "
+                "outside of such a block."
+            )
 
 
 def refuse_autocast(device: torch.device) -> None:

@@ -38,13 +38,17 @@ def copied(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
             "again. Pass model.module."
         )
     try:
-        return copy.deepcopy(model, memo)
+        with torch.no_grad():  # torch copies the parameters of TorchScript by operations that autograd would record
+            copy_of_it = copy.deepcopy(model, memo)
     except Exception as error:
         raise InvalidModel(
             f"The model ({type(model).__name__}) cannot be copied, and an erased model is a copy: "
             f"{type(error).__name__}: {error}. Take what cannot be copied (a trainer, a file, a cached output) off it "
             "first."
         ) from error
+    for parameter, original in zip(copy_of_it.parameters(), model.parameters(), strict=True):
+        parameter.requires_grad_(original.requires_grad)
+    return copy_of_it
 
 
 def _inside(module: nn.Module) -> nn.Module | None:

@@ -66,9 +66,7 @@ class RowKind:
 
     def core_numbers(self, loss: Loss, outputs: int) -> int:
         """That the cores of one sample are kept in."""
-        if self.name == "expected":
-            return loss.core_numbers(outputs)
-        return self.rows_per_sample(loss, outputs) * outputs
+        return loss.core_numbers(outputs) if self.name == "expected" else outputs  # of several margins each has a part
 
     def cores(self, loss: Loss, z: Tensor, y: Labels, x: Inputs) -> Cores:
         """Output-space vectors, r of them a sample."""

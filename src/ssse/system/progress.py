@@ -14,7 +14,11 @@ Batch = TypeVar("Batch", bound=tuple[Any, Any])  # (x, y), as many samples as y 
 
 @contextmanager
 def bar(text: str, total: int | None, show: bool) -> Iterator[Callable[..., None]]:
-    """A bar on stderr, silent when that is not a terminal; yields a function that moves it: (how far, new text)."""
+    """A bar on stderr, silent when that is not a terminal.
+
+    Yields a function that moves it, (how far, new text), or begins it anew for the next stage: (text=…, anew=total), a
+    total of 0 where that is not known.
+    """
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),
@@ -27,7 +31,16 @@ def bar(text: str, total: int | None, show: bool) -> Iterator[Callable[..., None
         disable=not (show and console.is_terminal),
     ) as progress:
         task = progress.add_task(text, total=total)
-        yield lambda done=0, text=None: progress.update(task, advance=done, description=text)
+
+        def move(done: int = 0, text: str | None = None, anew: int | None = None) -> None:
+            if anew is None:
+                progress.update(task, advance=done, description=text)
+                return
+            progress.reset(task, total=anew, description=text)
+            if not anew:
+                progress.tasks[task].total = None  # which `reset` takes for "as before"
+
+        yield move
 
 
 def track(batches: Iterable[Batch], total: int | None, text: str, show: bool) -> Iterator[Batch]:

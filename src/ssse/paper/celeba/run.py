@@ -127,10 +127,14 @@ def own_attribute(study: Convex, removal: Removal) -> dict[str, Any]:
         models = {
             "original": study.model,
             "retrained": study.retrained(removal)[0],
-            "paper": erase(study.model, empirical, study.loss, forget, leave_out=False, scale=scale).model,
-            "paper_twice": erase(study.model, empirical, study.loss, forget, leave_out=False, scale=2 * scale).model,
-            "hessian": erase(study.model, exact, study.loss, forget, leave_out=False, scale=1.0).model,
-            "exact": erase(study.model, exact, study.loss, forget, scale=1.0).model,
+            "paper": erase(
+                study.model, empirical, study.loss, forget, leave_out=False, scale=scale, progress=False
+            ).model,
+            "paper_twice": erase(
+                study.model, empirical, study.loss, forget, leave_out=False, scale=2 * scale, progress=False
+            ).model,
+            "hessian": erase(study.model, exact, study.loss, forget, leave_out=False, scale=1.0, progress=False).model,
+            "exact": erase(study.model, exact, study.loss, forget, scale=1.0, progress=False).model,
         }
         with torch.no_grad():
             shares = {name: float((model(x)[:, removal.place] > 0).double().mean()) for name, model in models.items()}
@@ -148,8 +152,10 @@ def models_side_by_side(study: Convex, removals: list[Removal]) -> list[dict[str
         empirical = study.curvature("empirical", "empirical", **study.fits.empirical)
         scale = float(answer["curves"]["paper"]["scales"][standing(answer, PAPER)])
         exact = study.curvature("exact", "expected", **study.fits.exact)
-        paper = erase(study.model, empirical, study.loss, splits["forgotten"], leave_out=False, scale=scale)
-        ours = erase(study.model, exact, study.loss, splits["forgotten"])
+        paper = erase(
+            study.model, empirical, study.loss, splits["forgotten"], leave_out=False, scale=scale, progress=False
+        )
+        ours = erase(study.model, exact, study.loss, splits["forgotten"], progress=False)
         models = {
             f"θ̂, the paper's, ε = {scale:.2g}": paper.model,
             "θ̂, ours, ε = 1": ours.model,

@@ -127,7 +127,7 @@ def _remove(
     for place, u in _paper_directions(plane, model, curvatures["empirical"], chosen).items():
         for name, scale in ((f"ssse_{place}", best_scale(u, goal - start)), (f"ssse_{place}_fixed", fixed[place])):
             updates[name] = (scale, start + scale * u)
-    updates["default"] = (1.0, theta_of(erase(model, curvatures["expected"], LOSS, forget).model))
+    updates["default"] = (1.0, theta_of(erase(model, curvatures["expected"], LOSS, forget, progress=False).model))
     return Removal(chosen, start, goal, updates)
 
 
@@ -137,7 +137,7 @@ def _paper_directions(
     """SSSE's step at ε = 1, with the empirical FIM over D and over D∖S."""
     forget = [plane.batch(chosen)]
     return {
-        place: erase(model, empirical, LOSS, forget, scale=1.0, leave_out=leave_out).direction.numpy()
+        place: erase(model, empirical, LOSS, forget, scale=1.0, leave_out=leave_out, progress=False).direction.numpy()
         for place, leave_out in PLACES.items()
     }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from torch import Tensor
 
 from ssse.errors import InvalidModel, InvalidSetting
@@ -9,7 +11,14 @@ from ssse.problem.batch_forms import Inputs
 from ssse.problem.derivatives.layerwise import Layerwise
 from ssse.problem.derivatives.loop import Loop
 from ssse.problem.derivatives.products import Backward, DoubleBackward, ForwardMode
-from ssse.problem.derivatives.trial import Passed, check_rows, check_times, check_transposed, first_that_agrees
+from ssse.problem.derivatives.trial import (
+    Pairs,
+    Passed,
+    check_rows,
+    check_times,
+    check_transposed,
+    first_that_agrees,
+)
 from ssse.problem.derivatives.vectorised import Vectorised
 from ssse.problem.derivatives.ways import CoresOf, ProductWay, RowWay, TransposedWay
 from ssse.problem.view import ModelView
@@ -70,25 +79,33 @@ class Derivatives:
                 notes.append(f"{what} are taken {'by ' * isinstance(way, ProductWay)}{way}; not {first}.")
         return tuple(notes)
 
-    def choose_rows(self, view: ModelView, x: Inputs) -> RowWay:
+    def choose(self, view: ModelView, x: Inputs) -> None:
+        """All of them, against the same backward passes; products may have none, which is told when they are asked."""
+        pairs = Pairs(view, x)
+        self.choose_rows(view, x, pairs)
+        self.choose_transposed(view, x, pairs)
+        with contextlib.suppress(InvalidSetting):
+            self.choose_products(view, x, pairs)
+
+    def choose_rows(self, view: ModelView, x: Inputs, pairs: Pairs | None = None) -> RowWay:
         if self.row_way is None:
-            way, passed = first_that_agrees(view, x, ROW_WAYS, check_rows)
+            way, passed = first_that_agrees(view, x, ROW_WAYS, check_rows, pairs)
             if way is None:
                 raise _no_gradient(view, passed[-1])
             self.row_way, self.passed = way, self.passed + passed
         return self.row_way
 
-    def choose_products(self, view: ModelView, x: Inputs) -> ProductWay:
+    def choose_products(self, view: ModelView, x: Inputs, pairs: Pairs | None = None) -> ProductWay:
         if self.product_way is None:
-            way, passed = first_that_agrees(view, x, PRODUCT_WAYS, check_times)
+            way, passed = first_that_agrees(view, x, PRODUCT_WAYS, check_times, pairs)
             if way is None:
                 raise _no_products(passed[-1])
             self.product_way, self.passed = way, self.passed + passed
         return self.product_way
 
-    def choose_transposed(self, view: ModelView, x: Inputs) -> TransposedWay:
+    def choose_transposed(self, view: ModelView, x: Inputs, pairs: Pairs | None = None) -> TransposedWay:
         if self.transposed_way is None:
-            way, passed = first_that_agrees(view, x, TRANSPOSED_WAYS, check_transposed)
+            way, passed = first_that_agrees(view, x, TRANSPOSED_WAYS, check_transposed, pairs)
             if way is None:
                 raise _no_gradient(view, passed[-1])
             self.transposed_way, self.passed = way, self.passed + passed

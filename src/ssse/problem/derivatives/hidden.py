@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
@@ -12,6 +10,7 @@ from ssse.errors import InvalidModel
 from ssse.problem.batch_forms import Inputs
 from ssse.problem.derivatives.ways import differentiable_outputs, own_parameters
 from ssse.problem.view import ModelView
+from ssse.problem.wrappers import copied
 
 
 @torch.enable_grad()
@@ -27,7 +26,7 @@ def refuse_hidden_gradients(view: ModelView, x: Inputs) -> None:
     unseen = [name for name, part in zip(view.layout.names, parts, strict=True) if part is None]
     if not unseen:
         return
-    other = view.on(copy.deepcopy(view.model))
+    other = view.on(copied(view.model))
     other.model.zero_grad()
     differentiable_outputs(other, x).sum().backward()
     named = dict(other.model.named_parameters())

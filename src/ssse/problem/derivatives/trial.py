@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -27,7 +28,48 @@ PAIRS = 3  # a kink of the model between two roundings may part two ways on one 
 NOT_OURS = (SSSEError, MemoryError, torch.OutOfMemoryError)  # no reason to try another way
 
 W = TypeVar("W", bound=Way)
-Check = Callable[[ModelView, Inputs, W], None]
+
+
+@dataclass
+class Pair:
+    """Two samples, and what single backward passes say of them: computed once, whatever is held against it."""
+
+    view: ModelView
+    x: Inputs
+
+    @cached_property
+    def cores(self) -> Tensor:
+        return _cores(self.view, self.x, 1)
+
+    @cached_property
+    def truth(self) -> tuple[Tensor, Tensor]:
+        """Rows and outputs."""
+        return _truth(self.view, self.x, self.cores)
+
+
+class Pairs:
+    """Of the samples at hand, the first few; gone with whoever made them."""
+
+    def __init__(self, view: ModelView, x: Inputs):
+        self.view: ModelView = view
+        self.x: Inputs = x
+        self.count: int = max(1, min(PAIRS, count_of(x) // 2))
+        self._made: dict[int, Pair] = {}
+        self._none_hidden: set[bool] = set()  # with these kernels
+
+    def __getitem__(self, place: int) -> Pair:
+        if place not in self._made:
+            self._made[place] = Pair(self.view, slice_batch(self.x, slice(2 * place, 2 * place + 2)))
+        return self._made[place]
+
+    def refuse_hidden_gradients(self, portable: bool) -> None:
+        if portable not in self._none_hidden:
+            with kernels(self.view.model, portable):
+                refuse_hidden_gradients(self.view, slice_batch(self.x, slice(0, 1)))
+            self._none_hidden.add(portable)
+
+
+Check = Callable[[Pair, W], None]
 
 
 @dataclass(frozen=True)
@@ -47,91 +89,102 @@ class Disagrees(Unsuited):
 
 
 def first_that_agrees(
-    view: ModelView, x: Inputs, ways: Iterable[W], check: Check[W]
+    view: ModelView, x: Inputs, ways: Iterable[W], check: Check[W], pairs: Pairs | None = None
 ) -> tuple[W | None, tuple[Passed, ...]]:
     """The first way that runs and agrees on a pair of the samples, and those that were tried before it."""
     passed: list[Passed] = []
+    pairs = pairs or Pairs(view, x)
     for way in ways:
         try:
-            _try(view, x, way, check)
+            _try(pairs, way, check)
         except NOT_OURS:
             raise
         except Unsuited as reason:
             passed.append(Passed(way, None, str(reason)))
         except Exception as error:  # whatever a layer may raise
-            passed.append(Passed(way, _layer(view, x, way, check), first_sentence(error)))
+            passed.append(Passed(way, _layer(pairs, way, check), first_sentence(error)))
         else:
-            with kernels(view.model, way.portable):
-                refuse_hidden_gradients(view, slice_batch(x, slice(0, 1)))
+            pairs.refuse_hidden_gradients(way.portable)
             return way, tuple(passed)
     return None, tuple(passed)
 
 
-def _layer(view: ModelView, x: Inputs, way: W, check: Check[W]) -> str | None:
+def _layer(pairs: Pairs, way: W, check: Check[W]) -> str | None:
     """That raised: in its forward, or else in its backward pass."""
+    view, x = pairs.view, pairs.x
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return layer_that_raises(view.model, lambda: _on_pairs(view, x, way, check)) or layer_without_backward(
+        return layer_that_raises(view.model, lambda: _on_pairs(pairs, way, check)) or layer_without_backward(
             view.model, lambda: view.outputs_of(slice_batch(x, slice(0, 2))), isinstance(way, DoubleBackward)
         )
 
 
-def _try(view: ModelView, x: Inputs, way: W, check: Check[W]) -> None:
+def _try(pairs: Pairs, way: W, check: Check[W]) -> None:
     with warnings.catch_warnings(record=True) as warned:  # of what is only tried
         warnings.simplefilter("always")
-        _on_pairs(view, x, way, check)
+        _on_pairs(pairs, way, check)
     for warning in warned:
         if str(warning.message).startswith(SLOW):
             operation = str(warning.message).removeprefix(SLOW).split(".")[0].strip()
             raise Unsuited(f"torch would do {operation} one sample at a time")
 
 
-def _on_pairs(view: ModelView, x: Inputs, way: W, check: Check[W]) -> None:
-    last = max(1, min(PAIRS, count_of(x) // 2)) - 1
-    for pair in range(last + 1):
+def _on_pairs(pairs: Pairs, way: W, check: Check[W]) -> None:
+    for place in range(pairs.count):
         try:
-            return check(view, slice_batch(x, slice(2 * pair, 2 * pair + 2)), way)
+            return check(pairs[place], way)
         except Disagrees:
-            if pair == last:
+            if place == pairs.count - 1:
                 raise
 
 
-def check_rows(view: ModelView, x: Inputs, way: RowWay) -> None:
+def check_rows(pair: Pair, way: RowWay) -> None:
     """One row of each of two samples, then two of the first: torch may take another road for more than one."""
-    for part, r in ((slice(0, 2), 1), (slice(0, 1), 2)):
-        some = slice_batch(x, part)
-        cores = _cores(view, some, r)
-        rows, z = way.rows(view, some, lambda _, which, cores=cores: DenseCores(cores[which]))
-        true, outputs = _truth(view, some, cores)
-        _compare(view, rows, true, "rows")
-        _compare(view, z.unsqueeze(1), outputs.unsqueeze(1), "outputs")
+    view, x = pair.view, pair.x
+    rows, z = way.rows(view, x, lambda _, which: DenseCores(pair.cores[which]))
+    _compare_rows(view, rows, z, *pair.truth)
+    del rows  # of a large model, each is a good part of the memory that a plan may take
+    factors = torch.tensor([[[1.0], [-0.5]]], dtype=z.dtype, device=z.device)
+    rows, z = way.rows(view, slice_batch(x, slice(0, 1)), lambda _, which: DenseCores(pair.cores[:1] * factors))
+    rows.div_(factors)
+    _compare_rows(view, rows, z, pair.truth[0][:1], pair.truth[1][:1])
 
 
-def check_times(view: ModelView, x: Inputs, way: ProductWay) -> None:
+def _compare_rows(view: ModelView, rows: Tensor, z: Tensor, true: Tensor, outputs: Tensor) -> None:
+    _compare(view, rows, true, "rows")
+    _compare(view, z.unsqueeze(1), outputs.unsqueeze(1), "outputs")
+
+
+def check_times(pair: Pair, way: ProductWay) -> None:
     """uᵀ(Jv) against (uᵀJ)v.
 
     With v along the rows themselves, where no part of J can be missing unseen; then where all rows are zero, which
     backward passes may have made so (the padding of an embedding), and Jv must be zero too.
     """
-    cores = _cores(view, x, 1)
-    rows = _truth(view, x, cores)[0].squeeze(1)
-    norms = rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
-    rows /= norms
+    view, cores, rows = pair.view, pair.cores, pair.truth[0].squeeze(1)
+    # In float64: millions of squares summed in float32 are off by more than what is looked for.
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).clamp_min(torch.finfo(rows.dtype).tiny)
 
     def along(v: Tensor) -> Tensor:
-        return ((cores[:, 0] * way.times(view, x, v)).sum(1, keepdim=True) / norms).unsqueeze(2)
+        return ((cores[:, 0] * way.times(view, pair.x, v)).double().sum(1) / norms).view(-1, 1, 1)
 
-    v = rows.sum(0)
-    _compare(view, along(v), (rows @ v).view(-1, 1, 1), "products")
-    zero, largest = (rows == 0).all(0), float(rows.abs().max())
+    v = (1 / norms).to(rows.dtype) @ rows
+    true = torch.stack([_dot(row, v) for row in rows]) / norms
+    _compare(view, along(v), true.view(-1, 1, 1), "products")
+    zero, largest = (rows == 0).all(0), float((rows.abs().amax(1) / norms).max())
     if not float(along(zero.to(v.dtype)).abs().max()) <= tolerance(view) * largest:
         raise Disagrees("the products of two samples are not zero where single backward passes are")
 
 
-def check_transposed(view: ModelView, x: Inputs, way: TransposedWay) -> None:
-    cores = _cores(view, x, 1)
-    found = way.transposed_times(view, x, cores[:, 0])
-    _compare(view, found.view(1, 1, -1), _truth(view, x, cores)[0].sum(0, keepdim=True), "products")
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """In float64, without copies in it of long vectors."""
+    parts = [p.double() @ q.double() for p, q in zip(a.split(2**20), b.split(2**20), strict=True)]
+    return torch.stack(parts).sum()
+
+
+def check_transposed(pair: Pair, way: TransposedWay) -> None:
+    found = way.transposed_times(pair.view, pair.x, pair.cores[:, 0])
+    _compare(pair.view, found.view(1, 1, -1), pair.truth[0].sum(0, keepdim=True), "products")
 
 
 @torch.no_grad()
@@ -162,9 +215,9 @@ def _truth(view: ModelView, x: Inputs, cores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _compare(view: ModelView, found: Tensor, true: Tensor, what: str) -> None:
-    """Every row by itself, against the longest."""
+    """Every row by itself, against the longest. What was found is written over: it may be all that fits."""
     longest = float(true.norm(dim=2).max())
-    error = float((found - true).norm(dim=2).max()) / max(longest, torch.finfo(true.dtype).tiny)
+    error = float(found.sub_(true).norm(dim=2).max()) / max(longest, torch.finfo(true.dtype).tiny)
     if not error <= tolerance(view):
         raise Disagrees(f"the {what} of two samples differ from those of single backward passes by {error:.0e}")
 

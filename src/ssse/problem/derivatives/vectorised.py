@@ -16,6 +16,7 @@ from ssse.problem.batches import map_inputs
 from ssse.problem.cores import BlockCores, Cores
 from ssse.problem.derivatives.settings import kernels
 from ssse.problem.derivatives.ways import CoresOf, RowWay, count_of, refuse_compiled
+from ssse.problem.parameters import Layout
 from ssse.problem.view import ModelView
 
 SLOW = "There is a performance drop because we have not yet implemented the batching rule for"  # torch's own words
@@ -29,6 +30,9 @@ class Vectorised(RowWay):
     patient: bool = False
 
     words: ClassVar[str] = "vectorised"
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, in part one sample at a time" if self.patient else super().__str__()
 
     @torch.no_grad()  # parameters outside θ may ask for gradients of their own
     def rows(self, view: ModelView, x: Inputs, cores: CoresOf) -> tuple[Tensor, Tensor]:
@@ -45,7 +49,16 @@ class Vectorised(RowWay):
                 warnings.filterwarnings("ignore", SLOW)
             places = torch.arange(count, device=view.device)
             rows, z = vmap(of_one, in_dims=(None, 0, 0))(view.parameters(), x, places)
-        return view.layout.flatten(rows, lead=2), z
+        return _joined(view.layout, rows), z
+
+
+def _joined(layout: Layout, parts: dict[str, Tensor]) -> Tensor:
+    """The rows of all parameters as one matrix, shape (n, r, d); each part is freed as soon as it is there."""
+    lead = parts[layout.names[0]].shape[:2]
+    joined = parts[layout.names[0]].new_empty(*lead, layout.dim)
+    for name, place in zip(layout.names, joined.split(layout.sizes, dim=2), strict=True):
+        place.copy_(parts.pop(name).flatten(2))
+    return joined
 
 
 def _pull_each(pull: Callable[[Tensor], tuple[dict[str, Tensor]]], cores: Cores, count: int) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from ssse.curvature.curvature import Curvature
 from ssse.curvature.estimates import Plan
 from ssse.erasure.erase import erase_from
 from ssse.erasure.request import check_settings, matching_loss, matching_view
+from ssse.erasure.stages import showing
 from ssse.errors import BrokenArtefact, DoubtfulSetting, InvalidData, InvalidModel, InvalidSetting, SSSEError
 from ssse.intake.importing import import_object
 from ssse.intake.messages import cause
@@ -213,7 +214,8 @@ class TorchEngine(Engine):
     def erase(self, checked: ModelView, curvature: Curvature, asked: Asked) -> ErasedModel:
         batches = self.user_data.batches(asked.source, asked.places)
         how = {**self._options(), "data": asked.data, "probe": asked.probe, "override": asked.override}
-        erasure = erase_from(checked, curvature, self.loss, batches, **how)
+        with showing(self.user_data.progress) as stages:
+            erasure = erase_from(checked, curvature, self.loss, batches, **how, stages=stages)
         diagnostics, calibrated = erasure.diagnostics, curvature.calibrated
         after = None if curvature.kind.per_batch > 1 else erasure.curvature
         structure = curvature.structure if after is None else after.structure
