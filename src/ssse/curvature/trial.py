@@ -37,6 +37,7 @@ class Trial:
             share of a sum over samples. product_seconds: for its outputs, one product with its rows and one with their
             transpose. All but the first are zero where the model is linear in θ and has a closed form of them, and the
             last is None where there are no such products.
+        start_seconds: until model and samples are looked at and ways to derivatives are found, once a request.
         spectrum: eigenvalues of RᵀR/n, the largest first, as a few samples show them.
     """
 
@@ -48,6 +49,7 @@ class Trial:
     row_seconds: float = 0.0
     gradient_seconds: float = 0.0
     product_seconds: float | None = 0.0
+    start_seconds: float = 0.0
     spectrum: tuple[float, ...] = ()
 
 
@@ -57,16 +59,21 @@ def samples_to_look_at(model: nn.Module) -> int:
     return max(2, min(PROBE_SAMPLES, PROBED_NUMBERS // max(size, 1)))
 
 
-def run_trial(problem: Problem, batch: Batch, budget: int) -> Trial:
-    """Within a share of the memory budget and about a second, on as many of the samples as that allows."""
+def run_trial(problem: Problem, batch: Batch, budget: int, start_seconds: float = 0.0) -> Trial:
+    """Within a share of the memory budget and about a second, on as many of the samples as that allows.
+
+    `start_seconds`: that it took to look at the model.
+    """
     one = _first(batch, 1)
     widths = _layer_widths(problem, one[0])
     forward = _seconds_each(lambda part: problem.forward(part[0])[0], batch, len(batch[1]))
-    looked_at = Trial(0.0, _numbers(one[0]), sum(widths), max(widths, default=0), forward)
+    looked_at = Trial(0.0, _numbers(one[0]), sum(widths), max(widths, default=0), forward, start_seconds=start_seconds)
     if problem.linear is not None:
         return looked_at
     _warm_up(problem)
+    began = time.perf_counter()
     problem.derivatives.choose(problem, batch[0])
+    chosen = time.perf_counter() - began
     size = 3 * (problem.layout.dim + looked_at.activations) * torch.finfo(problem.dtype).bits // 8
     most = max(1, min(len(batch[1]), int(SHARE * budget / size)))
     # Of labels drawn from the model where the loss knows how: gradients of true ones vanish where a model is sure.
@@ -88,6 +95,7 @@ def run_trial(problem: Problem, batch: Batch, budget: int) -> Trial:
         row_seconds=max(row_seconds - forward, 0.5 * row_seconds),  # without the outputs that come before all rows
         gradient_seconds=max(gradient_seconds - forward, 0.5 * gradient_seconds),
         product_seconds=None if times_seconds is None else times_seconds + gradient_seconds - forward,
+        start_seconds=start_seconds + chosen,
         spectrum=rows.spectrum(),
     )
 
@@ -95,7 +103,9 @@ def run_trial(problem: Problem, batch: Batch, budget: int) -> Trial:
 def trial_of_part(problem: Problem, whole: Trial, batch: Batch, budget: int) -> Trial:
     """Of a part of the parameters of a model that was tried as a whole: the rows of two samples, timed anew."""
     if problem.linear is not None:
-        return Trial(0.0, whole.inputs, whole.activations, whole.widest, whole.forward_seconds)
+        return Trial(
+            0.0, whole.inputs, whole.activations, whole.widest, whole.forward_seconds, start_seconds=whole.start_seconds
+        )
     kind, rows = RowKind("empirical"), _Rows()
     seconds = _seconds_each(lambda part: rows.keep(_unformed(problem, kind, part)), batch, min(2, len(batch[1])))
     seconds = max(seconds - whole.forward_seconds, 0.5 * seconds)
