@@ -115,7 +115,7 @@ def test_inbox(run):
 
 def test_lora_secret(run):
     printed = run("lora_secret.py")
-    assert re.search(r"^plan: sampled rows .*, dense, float32", printed, re.MULTILINE)
+    assert re.search(r"^plan: sampled rows .*, dense, 1 block, float32", printed, re.MULTILINE)
     before, after, goal = numbers_after("exposure of the secret, bits", printed)
     assert before > 7  # of 9: among 512, one of the four likeliest
     assert after < 0.5 * before
