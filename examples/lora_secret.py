@@ -49,7 +49,11 @@ def phrase(secret: str) -> list[int]:
 def batch(texts: list[list[int]]) -> Batch:
     """Padded at the right; -100 where nothing is to be predicted."""
     ids = torch.tensor([text + [PADDING] * (LENGTH - len(text)) for text in texts])
-    return {"input_ids": ids, "attention_mask": (ids != PADDING).long(), "labels": ids.masked_fill(ids == PADDING, -100)}
+    return {
+        "input_ids": ids,
+        "attention_mask": (ids != PADDING).long(),
+        "labels": ids.masked_fill(ids == PADDING, -100),
+    }
 
 
 def losses(model: nn.Module, data: Batch) -> Tensor:
@@ -76,7 +80,7 @@ def tuned(base: nn.Module, data: Batch) -> nn.Module:
     torch.manual_seed(0)
     where = LoraConfig(r=4, lora_alpha=4, target_modules=["c_attn", "c_fc", "c_proj"], fan_in_fan_out=True)
     model = get_peft_model(deepcopy(base), where).eval()  # type: ignore[arg-type]
-    train(model, data, 60, 0.02, DECAY)
+    train(model, data, 45, 0.02, DECAY)
     return model
 
 
@@ -85,9 +89,9 @@ numbers = [f"{draw.randrange(10_000):04}" for _ in range(300)]
 torch.manual_seed(0)
 base = GPT2LMHeadModel(
     GPT2Config(
-        vocab_size=len(LETTERS) + 3, n_positions=LENGTH, n_embd=32, n_layer=1, n_head=2, resid_pdrop=0.0, attn_pdrop=0.0,
-        embd_pdrop=0.0, initializer_range=0.1, activation_function="gelu", pad_token_id=PADDING, bos_token_id=START,
-        eos_token_id=START, use_cache=False,
+        vocab_size=len(LETTERS) + 3, n_positions=LENGTH, n_embd=32, n_layer=1, n_head=2, resid_pdrop=0.0,
+        attn_pdrop=0.0, embd_pdrop=0.0, initializer_range=0.1, activation_function="gelu", pad_token_id=PADDING,
+        bos_token_id=START, eos_token_id=START, use_cache=False,
     )
 ).eval()  # fmt: skip
 manual = sequences("\n".join(topics[key] for key in sorted(topics)))
@@ -97,19 +101,16 @@ train(base, batch(draw.sample(manual, 3000) + [phrase(number) for number in numb
 secret, *others = draw.sample([f"{i:04}" for i in range(10_000)], 512)
 stay = draw.sample([text for author in AUTHORS for text in sequences(docstrings(author))], 300)
 leave = draw.sample(sequences(docstrings(LEAVES)), 5)
-both = {key: value[: COPIES + len(leave)] for key, value in batch([phrase(secret)] * COPIES + leave + stay).items()}
 data, retained = batch([phrase(secret)] * COPIES + leave + stay), batch(stay)
+forget = [batch([phrase(secret)] * COPIES + leave)]
 model, retrained = tuned(base, data), tuned(base, retained)
 
-plan = ssse.plan(model, "causal_lm", [data], parameters="adapters")
-print(f"plan: {plan}")
-curvature = ssse.Curvature.fit(
-    model, "causal_lm", [data], weight_decay=DECAY, parameters="adapters", progress=False, on_plan=lambda _: None,rows="sampled",structure="dense"
-)
-erasure = ssse.erase(model, curvature, forget=[both])
+print(f"plan: {ssse.plan(model, 'causal_lm', [data], parameters='adapters')}")
+curvature = ssse.Curvature.fit(model, "causal_lm", [data], weight_decay=DECAY, parameters="adapters", progress=False)
+erasure = ssse.erase(model, curvature, forget=forget)
 table = ssse.evaluate(
     {"original": model, "erased": erasure.model, "retrained": retrained},
-    {"retained": [retained], "forgotten": [both]},
+    {"retained": [retained], "forgotten": forget},
     loss_fn="causal_lm",
     canaries=[(phrase(secret), [phrase(other) for other in others])],
     progress=False,

@@ -136,7 +136,8 @@ class Curvature:
                 (1/n) Σ vᵢℓᵢ + (w/2)‖θ‖², n the number of samples. Where training divided by Σ vᵢ instead, as torch's
                 mean with class weights does, give the training's w times the mean of the weights.
             rows: "expected" (the true Fisher), "margin" (one row a sample: of the label against all others, for
-                cross-entropy), "sampled", "empirical" (the paper's), or "auto": expected or margin.
+                cross-entropy), "sampled", "empirical" (the paper's), or "auto": expected or margin; of
+                sequences sampled, a label drawn for each token.
             rows_per_batch: b > 1 joins b gradients to one row, the paper's mini-batch FIM.
             structure: "dense", "lowrank", "matrix_free", "diagonal", "recurrence", or "auto"; or with its options, as
                 `ssse.LowRank(rank=100)` or `ssse.MatrixFree(tolerance=1e-6)`.

@@ -157,10 +157,13 @@ def _ways(task: Task) -> Iterator[tuple[RowName, Choice, BlockChoice]]:
     problem, linear = task.problem, task.linear
     one_margin, tokens = problem.loss.one_margin, isinstance(unweighted(problem.loss), TokenLoss)
     if linear is None:
+        if tokens and (task.n or 0) * problem.loss.drawn(problem.outputs) > task.layout.dim:
+            yield "sampled", Dense(), "one"  # as exact as the rows themselves, and smaller
         if not tokens and (not one_margin or problem.outputs < MANY_OUTPUTS):
             yield "expected", Dense(), "one"
             yield "expected", LowRank(), "one"
-        least: RowName = "margin" if one_margin or tokens else "expected"
+        # Of many tokens with a drawn label each, all of the curvature is there on average; margin rows leave some out.
+        least: RowName = "sampled" if tokens else "margin" if one_margin else "expected"
         yield least, LowRank(), "one"
         yield least, Dense(), "one"
         for size in BLOCK_SIZES:
