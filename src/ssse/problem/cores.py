@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -301,7 +302,12 @@ class SoftmaxCores(Cores):
 
     def weights(self, a: int, b: int) -> Tensor | None:
         p = self.p[:, self.outputs]
-        weights = p[:, a] * self._rest()[:, self.outputs][:, a] if a == b else -p[:, a] * p[:, b]
+        if a == b:  # of one column alone: there are as many calls as classes
+            top, others = self._most_likely
+            own = p[:, a]
+            weights = own * torch.where(top[:, 0] == range(self.p.shape[1])[self.outputs][a], others[:, 0], 1 - own)
+        else:
+            weights = -p[:, a] * p[:, b]
         return weights if self.scale is None else weights * self.scale.square()
 
     def squares(self) -> Tensor:
@@ -354,8 +360,13 @@ class SoftmaxCores(Cores):
 
     def _rest(self) -> Tensor:
         """1 − p, (n, c)."""
+        return (1 - self.p).scatter_(1, *self._most_likely)
+
+    @cached_property
+    def _most_likely(self) -> tuple[Tensor, Tensor]:
+        """Each sample's most likely class, and the sum of all other p, (n, 1) both."""
         top = self.p.argmax(1, keepdim=True)
-        return (1 - self.p).scatter_(1, top, self.p.scatter(1, top, 0).sum(1, keepdim=True))
+        return top, self.p.scatter(1, top, 0).sum(1, keepdim=True)
 
     def _top(self) -> tuple[Tensor, Tensor]:
         """Whether each class is its sample's most likely one, (n, c, 1), and which that is, (n, 1, 1)."""
