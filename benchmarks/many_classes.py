@@ -27,7 +27,7 @@ from ssse.rows.kinds import RowKind, measure_held
 CLASSES, DECAY, BUDGET = 1000, 1e-2, "2GiB"
 CASES: dict[str, dict[str, Any]] = {
     "head, 2,048 features": {"features": 2048, "n": 3000, "hidden": True},
-    "linear, 65 features": {"features": 65, "n": 10_000, "hidden": False},
+    "linear, 65 features": {"features": 65, "n": 2000, "hidden": False},
 }
 ROUNDS = 9
 
