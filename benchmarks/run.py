@@ -29,6 +29,7 @@ SUBJECTS = (
     "scanning",
     "calibration",
     "network_scale",
+    "language",
     "multi_attribute",
     "thousand_requests",
     "adversary",

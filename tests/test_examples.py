@@ -113,6 +113,20 @@ def test_inbox(run):
     assert answers == {"alice": "erased. ok", "bob": "erased. ok", "carol": "erased, 1 erased before. ok"}
 
 
+def test_lora_secret(run):
+    printed = run("lora_secret.py")
+    assert re.search(r"^plan: sampled rows .*, dense, 1 block, float32", printed, re.MULTILINE)
+    before, after, goal = numbers_after("exposure of the secret, bits", printed)
+    assert before > 7  # of 9: among 512, one of the four likeliest
+    assert after < 0.5 * before
+    assert goal < 0.5 * before
+    before, after, goal = numbers_after("loss of a token, forgotten texts", printed)
+    assert abs(after - goal) < 0.6 * (goal - before)
+    before, after, _ = numbers_after("loss of a token, all others", printed)
+    assert after < before + 0.1
+    assert "verdict: caution" in printed  # a network is never vouched for
+
+
 def test_many_requests(run):
     printed = run("many_requests.py")
     assert "n=529" in printed  # 569 less 20 times 2

@@ -13,6 +13,8 @@ from ssse.curvature import fit as fits
 from ssse.curvature.costs import Speeds
 from ssse.curvature.estimates import Plan
 from ssse.errors import DoesNotFit
+from ssse.problem.token_losses import TokenLoss
+from ssse.rows.kinds import RowKind
 from ssse.system import memory, progress
 from tests.support import problems
 
@@ -150,3 +152,63 @@ def test_a_long_fit_is_told_of_before_it_begins(monkeypatch):
 def test_nobody_is_told_where_nobody_is_looking(capsys):
     progress.say("a word", True)  # stderr is no terminal here
     assert capsys.readouterr().err == ""
+
+
+class Stacked(nn.Module):
+    """Three blocks and a head, of 1,000 to 2,000 parameters each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(40, 40), nn.Tanh()) for _ in range(3)))
+        self.head = nn.Linear(40, 30)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(x))
+
+
+def stacked(n: int = 300) -> tuple[nn.Module, str, list[tuple[Tensor, Tensor]]]:
+    torch.manual_seed(0)
+    return Stacked().eval(), "cross_entropy", [(torch.randn(n, 40), torch.arange(n) % 30)]
+
+
+def test_parts_that_fit_are_offered_with_the_words_that_ask_for_them():
+    model, loss, data = stacked()
+    sizes = {"last 2 blocks": 2 * 1640 + 1230, "last block": 1640 + 1230, "head": 1230}
+    plan = ssse.plan(model, loss, data, memory_budget="60MiB")
+    offered = {other.part: other for other in plan.others if other.part}
+    assert {name: other.size for name, other in offered.items()} == sizes
+    assert not plan.part
+    assert plan.size == 3 * 1640 + 1230
+    for name, other in offered.items():
+        asked = ssse.plan(model, loss, data, memory_budget="60MiB", parameters=name)
+        assert asked.size == other.size
+        assert picked(asked) == picked(other)
+        assert other.fit_bytes <= 60 * 2**20
+        assert f'parameters="{name}" ({other.size:,})' in plan.table()
+    assert (offered["head"].kind.name, offered["head"].structure.kind) == ("expected", "dense")
+    assert sum(line.startswith("→") for line in plan.table().splitlines()) == 1
+
+
+def test_where_nothing_of_the_whole_fits_a_part_may_and_the_error_says_which():
+    model, loss, data = stacked()
+    with pytest.raises(DoesNotFit, match=r'This would fit:\n(.*\n)*  parameters="head" \(1,230\): ') as caught:
+        ssse.plan(model, loss, data, memory_budget="4MiB")
+    assert 'parameters="last block"' not in str(caught.value)
+    with pytest.raises(DoesNotFit, match='parameters="head"'):
+        ssse.Curvature.fit(model, loss, data, memory_budget="4MiB", damping=1e-2)
+    assert ssse.plan(model, loss, data, memory_budget="4MiB", parameters="head").size == 1230
+
+
+def test_a_part_is_not_offered_where_the_whole_is_as_faithful_as_can_be():
+    sample = problems.mlp()
+    assert not any(plan.part for plan in ssse.plan(sample.model, sample.loss, sample.data).others)
+    linear = problems.linear("cross_entropy")
+    assert not any(plan.part for plan in ssse.plan(linear.model, linear.loss, linear.data).others)
+
+
+def test_margins_of_tokens_have_a_part_of_the_outputs_each():
+    """A sequence of T tokens and V words has T·V outputs and T rows, and cores of T·V numbers, not of T²·V."""
+    kind = RowKind("margin")
+    loss = TokenLoss("token_cross_entropy", shifted=False, mean=False, vocabulary=7)
+    assert kind.rows_per_sample(loss, 35) == 5
+    assert kind.core_numbers(loss, 35) == 35

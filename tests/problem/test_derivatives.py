@@ -312,3 +312,14 @@ def test_the_way_is_in_the_plan_and_the_notes():
     assert any(
         "Rows are taken one sample at a time; not vectorised: the model (Branching) says" in n for n in curvature.notes
     )
+
+
+def test_products_of_millions_of_parameters_agree():
+    """Sums of so many squares in float32 are off by more than products may be: they are compared in float64."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3000, 3000), nn.Tanh(), nn.Linear(3000, 3)).eval()
+    x = torch.randn(10, 3000)
+    problem = problem_of(model, x)
+    problem.derivatives.choose(problem, x)
+    assert problem.derivatives.product_way == ForwardMode()
+    assert problem.derivatives.passed == ()

@@ -174,10 +174,26 @@ def test_the_weight_decay_of_a_mean_over_tokens_is_told_by_the_gradient():
     assert curvature.decay_estimate == pytest.approx(DECAY * labels, rel=0.02)
 
 
-def test_what_is_chosen_by_itself_has_a_row_a_token():
+@pytest.mark.parametrize(("count", "structure"), [(30, "dense"), (6, "lowrank")])
+def test_what_is_chosen_by_itself_has_a_drawn_label_a_token_in_the_smaller_structure(count, structure):
     model, batch = taught()
-    curvature = ssse.Curvature.fit(model, "causal_lm", [batch], weight_decay=4 * DECAY, progress=False)
-    assert curvature.kind.name == "margin"
+    some = {key: value[:count] for key, value in batch.items()}  # 6 tokens each, and 75 parameters
+    plan = ssse.plan(model, "causal_lm", [some])
+    assert (plan.kind.name, str(plan.structure)) == ("sampled", structure)
+
+
+def test_at_scale_one_drawn_labels_of_tokens_need_no_measurement():
+    """Where a sample has a single label, one draw is too few: there the verdict says that ε must be measured."""
+    model, batch = taught()
+    reasons = {}
+    for rows in ("sampled", "empirical"):
+        curvature = ssse.Curvature.fit(
+            model, "causal_lm", [batch], weight_decay=4 * DECAY, rows=rows, structure="dense", progress=False
+        )
+        forget = [{key: value[3:4] for key, value in batch.items()}]
+        reasons[rows] = ssse.erase(model, curvature, forget=forget, override=ssse.BOUNDS).diagnostics.reasons
+    assert not any("must be chosen by a measurement" in reason for reason in reasons["sampled"])
+    assert any("must be chosen by a measurement" in reason for reason in reasons["empirical"])
 
 
 @pytest.mark.filterwarnings("ignore:.*weight decay")
@@ -193,3 +209,12 @@ def test_labels_at_padding_are_told_of_and_count():
 
 def fit_of(batch: dict[str, Tensor]) -> ssse.Curvature:
     return ssse.Curvature.fit(taught()[0], "causal_lm", [batch], weight_decay=DECAY, progress=False)
+
+
+def test_a_step_that_is_too_long_asks_for_the_mean_over_tokens():
+    model, batch = language_model(), sequences(n=30)  # not trained: its gradient speaks for no decay
+    curvature = ssse.Curvature.fit(model, "causal_lm", [batch], weight_decay=1e-6, progress=False)
+    assert curvature.decay_estimate is None
+    forget = [{key: value[3:8] for key, value in batch.items()}]
+    with pytest.raises(ssse.Refused, match="times the mean number of labels a sequence"):
+        ssse.erase(model, curvature, forget=forget)

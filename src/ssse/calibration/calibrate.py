@@ -229,7 +229,7 @@ def _knows_its_loss(curvature: Curvature) -> bool:
 
 def _has_its_scale(curvature: Curvature) -> bool:
     """Not linear in θ, with rows whose own ε is 1: the loss along the step is poor evidence that another is better."""
-    return curvature.linear is None and curvature.kind.natural and curvature.structure.complete
+    return curvature.linear is None and curvature.kind.natural(curvature.loss) and curvature.structure.complete
 
 
 @dataclass

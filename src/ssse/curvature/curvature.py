@@ -94,6 +94,7 @@ class Curvature:
     decay_estimate: float | None = None  # ŵ as the gradient told it at the fit, where it contradicts w
     repeats: int | None = None  # samples that are the same as another, at most so many now; None: not counted
     weighted: bool = False  # whether its samples came with weights
+    soft: bool = False  # whether their labels were class probabilities
     label_key: str | None = None  # under which batches that are mappings have their labels; None: a usual name
     group: int = 1024
 
@@ -136,7 +137,8 @@ class Curvature:
                 (1/n) Σ vᵢℓᵢ + (w/2)‖θ‖², n the number of samples. Where training divided by Σ vᵢ instead, as torch's
                 mean with class weights does, give the training's w times the mean of the weights.
             rows: "expected" (the true Fisher), "margin" (one row a sample: of the label against all others, for
-                cross-entropy), "sampled", "empirical" (the paper's), or "auto": expected or margin.
+                cross-entropy), "sampled", "empirical" (the paper's), or "auto": expected or margin; of
+                sequences sampled, a label drawn for each token.
             rows_per_batch: b > 1 joins b gradients to one row, the paper's mini-batch FIM.
             structure: "dense", "lowrank", "matrix_free", "diagonal", "recurrence", or "auto"; or with its options, as
                 `ssse.LowRank(rank=100)` or `ssse.MatrixFree(tolerance=1e-6)`.
@@ -206,6 +208,7 @@ class Curvature:
             partial=partial,
             scores=fitted.scores,
             weighted=problem.weighted,
+            soft=problem.soft,
             group=fitted.plan.group,
         )
 
@@ -304,6 +307,7 @@ class Curvature:
             "decay_estimate": self.decay_estimate,
             "repeats": self.repeats,
             "weighted": self.weighted,
+            "soft": self.soft,
             "label_key": self.label_key,
             "group": self.group,
             "chosen": self.chosen,
@@ -345,6 +349,7 @@ class Curvature:
             decay_estimate=manifest.get("decay_estimate"),
             repeats=manifest.get("repeats"),
             weighted=manifest.get("weighted", False),
+            soft=manifest.get("soft", False),
             label_key=manifest.get("label_key"),
             group=manifest["group"],
         )
@@ -376,15 +381,16 @@ def plan(
     """What `Curvature.fit` would do with these choices, its memory and its time; only a trial is computed.
 
     `print(plan.table())` lists every way that was compared, with the memory and the seconds of the fit, and the seconds
-    of a request of 100 samples, or of 1 % of them where that is less. How long `matrix_free` takes for a request of a
-    network depends on the damping: without `damping` or `weight_decay` it is not told.
+    of a request of 100 samples, or of 1 % of them where that is less; and, where the most faithful way is not the
+    chosen one, parts of the model that fit, with the `parameters=` that asks for each. How long `matrix_free` takes for
+    a request of a network depends on the damping: without `damping` or `weight_decay` it is not told.
     """
     data = as_batches(data, label_key)
     if iter(data) is data:
         raise InvalidData("plan() would use up an iterator's first batch; pass a DataLoader or a list.")
     wanted = Wanted(rows, rows_per_batch, 0, as_choice(structure), blocks, dtype)
     known = None if damping is None and not weight_decay else check_damping(damping, weight_decay)
-    return prepare(model, loss_fn, parameters, data, wanted, memory_budget, damping=known).plan
+    return prepare(model, loss_fn, parameters, data, wanted, memory_budget, damping=known, with_parts=True).plan
 
 
 def part_note(layout: Layout) -> str:
@@ -424,7 +430,8 @@ def merge_shards(shards: Sequence[Curvature], expected: int | None = None) -> Cu
     first = shards[0]
     if any(_shared(s) != _shared(first) or abs(s.damping - first.damping) > 1e-12 * first.damping for s in shards):
         raise InvalidSetting(
-            "Shards must share model, loss, rows, structure, damping and weight decay, and have weights all or none."
+            "Shards must share model, loss, rows, structure, damping and weight decay, and the form of their samples: "
+            "with weights or without, with classes or with probabilities."
         )
     repeats, notes = _check_shards(shards, expected)
     merged = first
@@ -448,7 +455,8 @@ def _shared(shard: Curvature) -> tuple[Any, ...]:
     """What all shards of one curvature have."""
     blocks = shard.structure.settings().get("blocks")
     return (
-        shard.fingerprint, shard.kind, shard.loss, shard.weight_decay, shard.weighted, type(shard.structure), blocks,
+        shard.fingerprint, shard.kind, shard.loss, shard.weight_decay, shard.weighted, shard.soft,
+        type(shard.structure), blocks,
     )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ import torch
 from ssse.curvature.choices import Choice, Extent, LowRank, MatrixFree
 from ssse.curvature.conjugate_gradients import usual_tolerance
 from ssse.curvature.costs import speeds_of
-from ssse.curvature.trial import Trial
+from ssse.curvature.trial import Pace, Trial
+from ssse.problem.derivatives.vectorised import AT_A_TIME
 from ssse.problem.parameters import Block, BlockChoice, Layout, LinearShape, make_blocks
 from ssse.problem.problem import Problem
 from ssse.rows.kinds import RowChoice, RowKind
@@ -47,6 +48,8 @@ class Plan:
         asked: samples of a request. request_seconds: of such a request, `ssse.erase`; None where it is not known.
         steps: of conjugate gradients that it is reckoned with, where it is solved by them.
         way: how rows are taken, where it is not the usual way.
+        part: of the parameters that were asked about, in the word that `parameters=` takes; empty: all of them.
+        size: numbers in θ.
         reason: why this one. others: the ways that were compared with it, the most faithful first.
     """
 
@@ -63,11 +66,14 @@ class Plan:
     request_seconds: float | None = None
     steps: int | None = None
     way: str = ""
+    part: str = ""
+    size: int = 0
     reason: str = ""
     others: tuple[Plan, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.in_words}, {human_seconds(self.seconds)}{self._request()}"
+        part = f"{self._part()}: " if self.part else ""
+        return f"{part}{self.in_words}, {human_seconds(self.seconds)}{self._request()}"
 
     @property
     def in_words(self) -> str:
@@ -80,20 +86,23 @@ class Plan:
     def table(self) -> str:
         """Every way that was compared, the most faithful first, the chosen one marked."""
         samples = f"{self.asked:,} sample{'s' if self.asked > 1 else ''}" if self.asked else "some samples"
-        lines = [("", "rows", "structure", "memory", "on disk", "fit", f"request of {samples}")]
+        lines = [("", "θ", "rows", "structure", "memory", "on disk", "fit", f"request of {samples}")]
         for plan in self.others:
-            chosen = (plan.kind, plan.structure, plan.blocks) == (self.kind, self.structure, self.blocks)
             asked = "not known" if plan.request_seconds is None else human_seconds(plan.request_seconds)
             steps = f" ({plan.steps} steps)" if plan.steps is not None and plan.request_seconds is not None else ""
             memory, disk = human_bytes(plan.fit_bytes), human_bytes(plan.stored_bytes)
             lines.append(
-                ("→" if chosen else "", plan._rows(), plan._structure(), memory, disk, human_seconds(plan.seconds),
-                 asked + steps)
+                ("→" if picked(self, plan) else "", plan._part(), plan._rows(), plan._structure(), memory, disk,
+                 human_seconds(plan.seconds), asked + steps)
             )  # fmt: skip
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
         return "\n".join(
             "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines
         )
+
+    def _part(self) -> str:
+        size = human_count(self.size)
+        return f'parameters="{self.part}" ({size})' if self.part else size
 
     def _rows(self) -> str:
         per = f" in mini-batches of {self.kind.per_batch}" if self.kind.per_batch > 1 else ""
@@ -109,6 +118,13 @@ class Plan:
         samples = f"{self.asked} sample{'s' if self.asked > 1 else ''}"
         steps = f" in {self.steps} steps" if self.steps is not None else ""
         return f", then {human_seconds(self.request_seconds)}{steps} for a request of {samples}"
+
+
+def picked(plan: Plan, other: Plan) -> bool:
+    """Whether both are the same way."""
+    return (plan.kind, plan.structure, plan.blocks, plan.part) == (
+        other.kind, other.structure, other.blocks, other.part,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -159,28 +175,43 @@ def estimate(task: Task, way: Wanted) -> Plan:
     cost = way.structure.cost(extent)
     trial, speeds = task.trial, speeds_of(problem.device, dtype)
     backward = per_sample if formed else 1  # rows that are not formed take one backward pass, whatever their number
-    a_row = trial.forward_seconds if linear is not None else backward * trial.row_seconds
+    pace, calls = _pace_of_rows(trial, kind, linear, per_sample if formed else 0), math.ceil(samples / group)
+    read = pace.seconds(samples, calls)
     steps = _steps(task, extent, way.structure) if isinstance(way.structure, MatrixFree) else None
-    request = speeds.seconds(cost.request) + asked * (a_row + 3 * trial.forward_seconds)
+    request = trial.start_seconds + speeds.seconds(cost.request) + (pace + trial.forward * 3).seconds(asked, 1)
     if isinstance(way.structure, MatrixFree):
-        step = trial.product_seconds
-        step = speeds.seconds(way.structure.solving(extent)) if linear is not None else step and samples * step
-        request = None if steps is None or step is None else request + (steps + 1) * step
+        step = None if trial.product is None else trial.product.seconds(samples + asked, calls + 1)
+        if linear is not None:
+            step = speeds.seconds(way.structure.solving(extent))
+        # The training data is read once more, since a stored curvature does not know it.
+        request = None if steps is None or step is None else request + (steps + 1) * step + read
     return Plan(
         kind=kind,
         structure=way.structure,
         blocks=blocks,
         dtype=dtype,
         group=group,
-        fit_bytes=int(cost.held + cost.spare + min(group, n or group) * each),  # few samples are never a whole group
+        fit_bytes=int(cost.held + cost.spare + _bytes_of_a_group(problem, kind, formed, min(group, n or group), each)),
         stored_bytes=int(cost.stored),
         operations=cost.work.operations + samples * (1 if linear is not None else 1 + 2 * backward) * trial.operations,
-        seconds=speeds.seconds(cost.work) + samples * a_row,
+        seconds=speeds.seconds(cost.work) + read,
         asked=asked if samples else 0,
         request_seconds=request if samples else None,
         steps=steps,
         way="" if linear is not None or isinstance(way.structure, MatrixFree) else problem.derivatives.in_words,
+        size=dim,
     )
+
+
+def _pace_of_rows(trial: Trial, kind: RowKind, linear: LinearShape | None, rows: int) -> Pace:
+    """Until its rows are formed, where they are; of a sample's outputs and gradient where they are not (rows = 0)."""
+    if linear is not None:
+        return trial.forward
+    alone = trial.forward + trial.gradient  # `measure`
+    if not rows:
+        return alone
+    formed = trial.row + trial.row.less(trial.forward) * (rows - 1)  # after one forward pass
+    return formed if kind.name in ("empirical", "margin") else alone + formed
 
 
 def _numbers_at_work(task: Task, kind: RowKind, linear: LinearShape | None, formed: bool) -> int:
@@ -190,9 +221,17 @@ def _numbers_at_work(task: Task, kind: RowKind, linear: LinearShape | None, form
     if linear is not None:
         cores = kind.core_numbers(problem.loss, outputs)
         return trial.inputs + 2 * trial.widest + 3 * (linear.inputs + linear.bias) + 14 * outputs + 3 * cores
-    cores = 3 * rows * outputs if kind.name in ("expected", "margin") else 2 * outputs
+    cores = 3 * (rows * outputs if formed and kind.name == "expected" else outputs)
     layers = trial.inputs + 3 * trial.activations + cores
     return layers + (rows * (3 * task.layout.dim + trial.widest) if formed else 0)
+
+
+def _bytes_of_a_group(problem: Problem, kind: RowKind, formed: bool, samples: int, bytes_each: int) -> int:
+    """Of samples at a time: few are never a whole group."""
+    rows, parts = kind.rows_per_sample(problem.loss, problem.outputs), 0
+    if formed and kind.name == "margin" and rows > 1:  # margins with a part of the outputs each, made whole in turn
+        parts = min(AT_A_TIME, samples * rows * problem.outputs) * torch.finfo(problem.dtype).bits // 8
+    return samples * bytes_each + parts
 
 
 def _group_size(task: Task, bytes_each: int, per_batch: int, many: bool) -> int:
@@ -203,24 +242,34 @@ def _group_size(task: Task, bytes_each: int, per_batch: int, many: bool) -> int:
 
 
 def _steps(task: Task, extent: Extent, chosen: MatrixFree) -> int | None:
-    """Of conjugate gradients, from what the trial showed of the spectrum; an estimate, from above where it is known.
+    """Of conjugate gradients, from what the trial showed of the spectrum of RᵀR/n.
 
-    A direction of its own for each of the j largest eigenvalues, and for the rest the bound of Chebyshev polynomials,
-    ½√κ log(2/tolerance) with κ the next one over the damping: the least of these over j.
+    ½√(κ+1) log(2/tolerance), the bound of Chebyshev polynomials, with κ the largest eigenvalue over the damping. What
+    few samples show as the largest is of few samples: with m rows in k dimensions of the same trace it is nearer to
+    tr/k (1 + √(k/m))², as Marchenko and Pastur have it. Between k = d and k = tr²/tr(C²), the dimensions that the
+    samples share, the truth is nearer to the first: two thirds of the way, by benchmarks/plan_accuracy.py.
     """
     tolerance = chosen.tolerance or usual_tolerance(extent.dtype)
     if extent.linear is not None:
         return min(chosen.max_iterations, math.ceil(STEPS_IN_BLOCKS * math.log(2 / tolerance) / math.log(2e4)))
-    spectrum = task.trial.spectrum
+    spectrum, few, rows = task.trial.spectrum, len(task.trial.spectrum), max(extent.rows, 1)
     if task.damping is None or not spectrum:
         return None
-    left = [
-        place + math.sqrt(value / task.damping + 1) / 2 * math.log(2 / tolerance)
-        for place, value in enumerate((*spectrum, 0.0))
-    ]
-    # Behind the last eigenvalue that a few samples show there are as many again for each of the others.
-    bound = min(left) if len(spectrum) >= extent.rows else min(left[:-1])
-    return max(1, min(chosen.max_iterations, extent.rows + 1, math.ceil(bound)))
+    trace = sum(spectrum)
+    # tr(C²) without the squares of single rows, which say nothing of what they share
+    shared = (few * sum(v * v for v in spectrum) - trace**2) / (few - 1) if few > 1 else 0.0
+    narrow = min(extent.dim, max(1.0, trace**2 / shared)) if shared > 0 else extent.dim
+
+    def steps(dimensions: float) -> float:
+        largest = trace / dimensions * (1 + math.sqrt(dimensions / rows)) ** 2
+        return math.sqrt(largest / task.damping + 1) / 2 * math.log(2 / tolerance) if task.damping else math.inf
+
+    found = steps(extent.dim) ** (2 / 3) * steps(narrow) ** (1 / 3)
+    return max(1, min(chosen.max_iterations, rows + 1, math.ceil(found)))
+
+
+def human_count(count: int) -> str:
+    return f"{count:,}" if count < 10**6 else f"{count / 1e6:.1f} M"
 
 
 def human_seconds(seconds: float) -> str:

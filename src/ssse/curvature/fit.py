@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ssse.curvature.choices import Ground, MatrixFree
-from ssse.curvature.estimates import Plan, Task, Wanted
+from ssse.curvature.estimates import Plan, Task, Wanted, picked
 from ssse.curvature.matrix_free import MatrixFreeStructure, RowSource
 from ssse.curvature.planning import make_plan
+from ssse.curvature.proposals import propose_parts
 from ssse.curvature.rehearsal import try_request
 from ssse.curvature.structure import Builder, Structure
 from ssse.curvature.trial import run_trial, samples_to_look_at
@@ -126,8 +128,12 @@ def prepare(
     budget: int | str | None,
     expected: int | None = None,
     damping: float | None = None,
+    with_parts: bool = False,
 ) -> Prepared:
-    """Look at the first batch, refuse what cannot work, and choose."""
+    """Look at the first batch, refuse what cannot work, and choose.
+
+    `with_parts`: also compare with parts of θ, where the most faithful plan of all of it is not the chosen one.
+    """
     as_loss(loss_fn)  # an unknown one is refused before the data is read
     view = ModelView(model, parameters)
     refuse_training_mode(view.model)
@@ -144,12 +150,20 @@ def prepare(
     if not seen:
         raise InvalidData("The training data is empty.")
     few = next(regroup(seen, min(samples_to_look_at(view.model), sum(len(y) for _, y in seen))))
+    began = time.perf_counter()
     problem = Problem(view.working, loss_fn, parameters, few)
+    looked = time.perf_counter() - began
     stated, total = memory_budget(device, budget), count_samples(data)
     free = free_memory(device) if budget is None else None  # a budget that was given is taken at its word
-    trial = run_trial(problem, few, stated)
+    trial = run_trial(problem, few, stated, looked)
     task = Task(problem, problem.layout, problem.linear, total, stated, trial, free, damping)
-    plan = make_plan(task, wanted)
+
+    def offered() -> list[Plan]:
+        return propose_parts(task, wanted, few)
+
+    plan = make_plan(task, wanted, offered)
+    if with_parts and not picked(plan, plan.others[0]):
+        plan = replace(plan, others=(*plan.others, *offered()))
     try_request(problem, plan, few)
     rest = (read_batch(batch, device) for batch in stream)
     counter = SampleCounter()

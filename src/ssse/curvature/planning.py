@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -26,11 +26,14 @@ SOON, SOON_ON_A_GPU = 1e13, 1e15  # on several rows a sample of a network, where
 LATEST, LATEST_ON_A_GPU = 1e15, 1e17  # on anything: hours
 
 
-def make_plan(task: Task, wanted: Wanted) -> Plan:
+def make_plan(task: Task, wanted: Wanted, parts: Callable[[], list[Plan]] = list) -> Plan:
     """The first way, best first, that agrees with the user's choices and fits the budget.
 
     It depends on the problem, the budget and the kind of device, and on nothing that changes from one moment to the
     next: where too little memory is free for it, that is said, and no other way is taken.
+
+    Args:
+        parts: plans of parts of θ that fit, to be offered where all of it does not.
 
     Raises:
         DoesNotFit: names what was asked, what it would take, and what would fit.
@@ -42,12 +45,18 @@ def make_plan(task: Task, wanted: Wanted) -> Plan:
         _check_free(task, wanted, plan)
         return replace(plan, others=(*plans, *(_by_steps(task, wanted) if wanted.structure is None else ())))
     given = "\n  ".join(str(plan) for plan in plans) or "nothing that fits the choices"
-    fits = "\n  ".join(_that_fit(task, wanted, plans)) or "nothing"
+    offered = [*_that_fit(task, wanted, plans), *map(str, parts())]
+    fits = "\n  ".join(offered) or "nothing"
     raise DoesNotFit(
         f"The curvature of {task.layout.dim:,} parameters does not fit the memory budget of "
         f"{human_bytes(task.budget)}.\nAsked for:\n  {given}\nThis would fit:\n  {fits}\n"
         "Or pass a larger memory_budget."
     )
+
+
+def best_plan(task: Task, wanted: Wanted) -> Plan | None:
+    """The first that fits, of a part of the model that is only offered; None where none does."""
+    return _first(task, wanted, [estimate(task, way) for way in _candidates(task, wanted)])
 
 
 def _by_steps(task: Task, wanted: Wanted) -> list[Plan]:
@@ -148,10 +157,13 @@ def _ways(task: Task) -> Iterator[tuple[RowName, Choice, BlockChoice]]:
     problem, linear = task.problem, task.linear
     one_margin, tokens = problem.loss.one_margin, isinstance(unweighted(problem.loss), TokenLoss)
     if linear is None:
+        if tokens and (task.n or 0) * problem.loss.drawn(problem.outputs) > task.layout.dim:
+            yield "sampled", Dense(), "one"  # as exact as the rows themselves, and smaller
         if not tokens and (not one_margin or problem.outputs < MANY_OUTPUTS):
             yield "expected", Dense(), "one"
             yield "expected", LowRank(), "one"
-        least: RowName = "margin" if one_margin or tokens else "expected"
+        # Of many tokens with a drawn label each, all of the curvature is there on average; margin rows leave some out.
+        least: RowName = "sampled" if tokens else "margin" if one_margin else "expected"
         yield least, LowRank(), "one"
         yield least, Dense(), "one"
         for size in BLOCK_SIZES:

@@ -178,12 +178,12 @@ def doubts(measured: Diagnostics, curvature: Curvature) -> list[str]:
         reasons.append("An earlier step since the fit was not vouched for, and this one starts from its result.")
     calibrated = measured.scale == curvature.scale
     kind = curvature.kind
-    if not kind.natural and not calibrated:
+    if not kind.natural(curvature.loss) and not calibrated:
         reasons.append(
             f"With {kind.name} rows the scale ε must be chosen by a measurement: 1 is right for expected and margin "
             "rows alone."
         )
-    elif not kind.natural:
+    elif not kind.natural(curvature.loss):
         reasons.append(f"The scale {measured.scale:.3g} is one that was measured, {_source(curvature)}.")
     elif measured.scale != 1:
         how = f" ({_source(curvature)})" if calibrated else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +28,11 @@ class Layout:
     def dim(self) -> int:
         return sum(self.sizes)
 
+    def restricted(self, names: Collection[str]) -> Layout:
+        """Of these parameters alone, in the same order."""
+        kept = [(name, shape) for name, shape in zip(self.names, self.shapes, strict=True) if name in names]
+        return Layout(tuple(name for name, _ in kept), tuple(shape for _, shape in kept))
+
     def flatten(self, tensors: Mapping[str, Tensor], lead: int = 0) -> Tensor:
         """Concatenate along the last dimension, keeping the `lead` leading (sample) dimensions."""
         return torch.cat([tensors[name].flatten(lead) for name in self.names], dim=-1)
@@ -46,6 +51,9 @@ class Block:
 
     @property
     def size(self) -> int:
+        if len(self.ranges) == 1:  # of large models there are ten thousands
+            ((start, stop),) = self.ranges
+            return stop - start
         return sum(stop - start for start, stop in self.ranges)
 
     def take(self, tensor: Tensor, dim: int = 0) -> Tensor:

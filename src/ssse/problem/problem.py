@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from ssse.problem.labels import Labels, WeightedLabels, label_values
 from ssse.problem.losses import CustomLoss, Loss, LossLike, as_loss, total_loss
 from ssse.problem.padding import refuse_read_padding
 from ssse.problem.parameters import LinearShape
+from ssse.problem.soft_labels import SoftCrossEntropy
 from ssse.problem.training_mode import refuse_difference, refuse_training_mode, repeatable
 from ssse.problem.unusable import HALF, refuse_inference
 from ssse.problem.view import ModelView, ParameterChoice, check_arguments, flat_outputs
@@ -73,6 +75,14 @@ class Problem(ModelView):
         """The same problem at another θ, on a copy of the model."""
         return self.on(self.with_theta(theta))
 
+    def confined(self, names: Collection[str], x: Inputs) -> Problem:
+        """The same problem with a part of θ alone, and the same ways to its derivatives; x: a few samples."""
+        part = copy.copy(self)
+        part.layout = self.layout.restricted(names)
+        part.linear = part._layer = None
+        part._find_linear(x, part._linear_calls(x), part.forward(x)[0])
+        return part
+
     def copied(self) -> Problem:
         """The same problem on a copy of the model, which nobody else can change."""
         return self.on(copied(self.model))
@@ -95,6 +105,11 @@ class Problem(ModelView):
     def weighted(self) -> bool:
         """Whether its samples come with weights."""
         return isinstance(self.loss, WeightedLoss)
+
+    @property
+    def soft(self) -> bool:
+        """Whether their labels are class probabilities."""
+        return isinstance(unweighted(self.loss), SoftCrossEntropy)
 
     def total_loss(self, z: Tensor, y: Labels) -> float:
         """Σ ℓ over a batch, whose outputs and losses must be finite."""

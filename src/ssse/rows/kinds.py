@@ -17,7 +17,7 @@ from ssse.problem.labels import Labels, WeightedLabels
 from ssse.problem.loss import Loss
 from ssse.problem.problem import Problem
 from ssse.problem.sample_digests import digest_inputs, digest_samples
-from ssse.problem.token_losses import IGNORED, TokenLoss
+from ssse.problem.token_losses import IGNORED, TOKEN_LOSSES, TokenLoss
 from ssse.problem.weighted_loss import unweighted
 from ssse.rows.autodiff import NetworkRows, gradient_rows, held, margin_rows
 from ssse.rows.held import ExplicitRows, HeldRows, LinearRows, Rows
@@ -34,7 +34,7 @@ class RowKind:
 
     Attributes:
         name: empirical (true label), expected (all labels, weighted by the model), margin (the true label against
-            all others, weighted by the model), sampled (one label drawn from the model).
+            all others, weighted by the model), sampled (a label drawn from the model, of sequences one a token).
         per_batch: b > 1 makes one row of each b consecutive samples, √b times their mean gradient, so
             that the sum of squares over n equals the paper's mini-batch FIM (n/b mean gradients,
             divided by n/b).
@@ -51,10 +51,12 @@ class RowKind:
         if self.per_batch < 1 or (self.per_batch > 1 and self.name != "empirical"):
             raise InvalidSetting("rows_per_batch must be 1 or more, and above 1 only with rows='empirical'.")
 
-    @property
-    def natural(self) -> bool:
-        """Whether the step at ε = 1 is that of a second-order model of the loss; with other rows ε must be measured."""
-        return self.name in ("expected", "margin")
+    def natural(self, loss: str) -> bool:
+        """Whether the step at ε = 1 is that of a second-order model of the loss; with other rows ε must be measured.
+
+        One label that is drawn for a sample says too little of it. Of sequences there is one for every token.
+        """
+        return self.name in ("expected", "margin") or (self.name == "sampled" and loss in TOKEN_LOSSES)
 
     def rows_per_sample(self, loss: Loss, outputs: int) -> int:
         """r; of expected rows one for each output, of margin rows one for each margin."""
@@ -66,9 +68,7 @@ class RowKind:
 
     def core_numbers(self, loss: Loss, outputs: int) -> int:
         """That the cores of one sample are kept in."""
-        if self.name == "expected":
-            return loss.core_numbers(outputs)
-        return self.rows_per_sample(loss, outputs) * outputs
+        return loss.core_numbers(outputs) if self.name == "expected" else outputs  # of several margins each has a part
 
     def cores(self, loss: Loss, z: Tensor, y: Labels, x: Inputs) -> Cores:
         """Output-space vectors, r of them a sample."""
