@@ -1,4 +1,4 @@
-"""Ways to train that people have, each with the `weight_decay` that the guide gives for it, on images of digits."""
+"""Ways to train that people have, each with a rule for the `weight_decay` to declare, on images of digits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-CLASSES, BATCH, EPOCHS = 10, 128, 200
+CLASSES, SAMPLES, POINTS, BATCH, EPOCHS = 10, 1000, 16, 128, 200
 CLASS_WEIGHTS = torch.linspace(0.4, 3.0, CLASSES)
 SMOOTHING, CLIP, COPIES, NOISE = 0.1, 0.05, 4, 0.15
 AVERAGING = 0.995  # of an average over about the last 200 steps
@@ -30,8 +30,9 @@ class Data:
 
 
 def digits() -> Data:
-    x, y = (torch.as_tensor(part) for part in load_digits(return_X_y=True))
-    return Data((x / 16).float(), y)
+    """A thousand of them, of 4×4 points."""
+    x, y = (torch.as_tensor(part)[:SAMPLES] for part in load_digits(return_X_y=True))
+    return Data(F.avg_pool2d((x / 16).float().view(-1, 1, 8, 8), 2).flatten(1), y)
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Recipe:
     """How a model is trained, and what `ssse` is told of it.
 
     Attributes:
-        decay: w as the optimiser has it. advice: in words, what the guide says to give.
-        given: that number, from w, the data and the optimiser at the end.
+        decay: w as the optimiser has it. rule: in words, what that amounts to in the objective.
+        declared: that number, from w, the data and the optimiser at the end.
         batch: the batches as they are passed to `fit` and `erase`, of the samples that are passed on.
         loss: of a batch, as trained. copies: of every sample, with noise of their own. dropout: of the hidden units.
     """
@@ -48,8 +49,8 @@ class Recipe:
     name: str
     optimiser: Callable[[nn.Module], torch.optim.Optimizer]
     decay: float
-    advice: str = "w"
-    given: Callable[[float, Data, torch.optim.Optimizer], float] = lambda w, data, optimiser: w
+    rule: str = "w"
+    declared: Callable[[float, Data, torch.optim.Optimizer], float] = lambda w, data, optimiser: w
     batch: Callable[[Data], tuple[Tensor, ...]] = lambda data: (data.x, data.y)
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
     epochs: int = EPOCHS
@@ -138,11 +139,11 @@ RECIPES = (
 
 
 def linear(dropout: float) -> nn.Module:
-    return nn.Linear(64, CLASSES)
+    return nn.Linear(POINTS, CLASSES)
 
 
 def network(dropout: float) -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, CLASSES))
+    return nn.Sequential(nn.Linear(POINTS, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, CLASSES))
 
 
 def train(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,18 +75,17 @@ def test_no_model_of_the_zoo_is_missing_and_none_is_invented():
 
 def test_the_code_of_the_guide_runs_from_top_to_bottom(capsys):
     blocks = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-    assert len(blocks) == 5
-    names: dict[str, object] = {}
+    assert len(blocks) == 4
+    names: dict[str, Any] = {}
     with torch.random.fork_rng():
         for block in blocks:
             exec(block, names)
-    printed = capsys.readouterr().out
-    assert re.search(r"^given \S+, by the gradient \S+, which leaves \d+% of it; doubts:", printed, re.MULTILINE)
-    decay = names["decay"]
-    assert isinstance(decay, float)
-    assert 1e-5 < decay < 1e-2  # far below the optimiser's 0.1
-    assert isinstance(names["told"], float)
-    assert 0.2 < names["told"] / decay < 5  # the two forms of the nearest decay
+    assert re.search(
+        r"^by the gradient \S+, which leaves \d+% of it; by the optimiser \S+$", capsys.readouterr().out, re.M
+    )
+    told, of_optimiser = names["decay"], names["decay_of_adamw"](names["optimiser"])
+    assert 1e-5 < told < 1e-2  # far below the optimiser's 0.1
+    assert 0.2 < told / of_optimiser < 5  # the two forms of the nearest decay
 
 
 def test_the_measured_decays_are_those_of_the_results(monkeypatch):

@@ -123,7 +123,7 @@ def test_weights_at_the_fit_and_none_later_or_the_other_way_round_are_refused(tm
         ssse.calibrate(sample.model, weighted, "mse", bare, data=with_weights)
     with refused(InvalidData, "had weights and these have none", sample.model):
         ssse.calibrate(sample.model, weighted, "mse", some, data=without)
-    with pytest.raises(InvalidSetting, match="have weights all or none"):
+    with pytest.raises(InvalidSetting, match="form of their samples: with weights or without"):
         ssse.Curvature.merge([weighted, plain], n=80)
     mixed = [(sample.x[:20], sample.y[:20]), (sample.x[20:], sample.y[20:], weights[20:])]
     with refused(InvalidData, "samples of one shape and dtype.*weights", sample.model):
@@ -235,3 +235,19 @@ def test_a_probe_counts_each_sample_once():
     for probe in ([held_out], [(*held_out, weights[20:])]):
         erasure = ssse.erase(sample.model, curvature, forget=forget, probe=probe, override=ssse.BOUNDS)
         assert erasure.diagnostics.probe_loss_before == pytest.approx(float(each.mean().detach()))
+
+
+def test_classes_and_probabilities_are_not_taken_for_each_other(tmp_path):
+    sample = problems.converged(problems.linear("cross_entropy"), 0.1)
+    soft = torch.nn.functional.one_hot(sample.y, 3).double() * 0.9 + 0.1 / 3
+    hard, probable = fit(sample), fit(sample, data=[(sample.x, soft)])
+    probable.save(tmp_path / "soft")
+    probable = ssse.Curvature.load(tmp_path / "soft")
+    with refused(InvalidData, "class probabilities for labels, and these have class indices", sample.model):
+        ssse.erase(sample.model, probable, forget=sample.part(slice(0, 3)))
+    with refused(InvalidData, "class indices for labels, and these have probabilities", sample.model):
+        ssse.erase(sample.model, hard, forget=[(sample.x[:3], soft[:3])])
+    with refused(InvalidData, "class probabilities for labels, and these have class indices", sample.model):
+        ssse.refine(sample.model, probable, retained=sample.data, progress=False)
+    with pytest.raises(InvalidSetting, match="with classes or with probabilities"):
+        ssse.Curvature.merge([hard, probable])

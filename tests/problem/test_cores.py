@@ -128,3 +128,14 @@ def test_a_loss_says_how_many_numbers_its_cores_take():
         assert sum(t.numel() for t in cores.tensors().values()) == 4 * loss.core_numbers(6)
         torch.testing.assert_close(cores.dense(), loss.factor(z, labels.get(name, torch.zeros(4, 6))))
     assert as_loss(lambda z, y: z.sum()).core_numbers(6) == 36
+
+
+def test_a_class_that_is_nearly_certain_keeps_its_digits_in_a_block_of_its_own():
+    z = torch.tensor([[20.0, 0.0, 1.0], [0.0, 0.1, 30.0], [0.2, 0.1, 0.0]])
+    true = z.double().softmax(1)
+    rest = torch.stack([true[:, [1, 2]].sum(1), true[:, [0, 2]].sum(1), true[:, [0, 1]].sum(1)], 1)
+    cores = SoftmaxCores(z.softmax(1))
+    for a in range(3):
+        weights = cores.on(slice(a, a + 1)).weights(0, 0)
+        assert weights is not None
+        torch.testing.assert_close(weights.double(), true[:, a] * rest[:, a], rtol=1e-5, atol=0)

@@ -209,3 +209,12 @@ def test_labels_at_padding_are_told_of_and_count():
 
 def fit_of(batch: dict[str, Tensor]) -> ssse.Curvature:
     return ssse.Curvature.fit(taught()[0], "causal_lm", [batch], weight_decay=DECAY, progress=False)
+
+
+def test_a_step_that_is_too_long_asks_for_the_mean_over_tokens():
+    model, batch = language_model(), sequences(n=30)  # not trained: its gradient speaks for no decay
+    curvature = ssse.Curvature.fit(model, "causal_lm", [batch], weight_decay=1e-6, progress=False)
+    assert curvature.decay_estimate is None
+    forget = [{key: value[3:8] for key, value in batch.items()}]
+    with pytest.raises(ssse.Refused, match="times the mean number of labels a sequence"):
+        ssse.erase(model, curvature, forget=forget)

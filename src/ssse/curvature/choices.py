@@ -26,6 +26,7 @@ from ssse.errors import InvalidSetting
 from ssse.problem.parameters import Block, Layout, LinearShape, make_blocks
 
 Preconditioner = Literal["auto", "none", "diagonal", "dense"]
+NARROW = 3  # by which a product of features with one vector for each output is slower than one of squares
 PRECONDITIONER_SHARE = 0.4  # of the memory budget, that dense blocks as a preconditioner may take
 
 
@@ -164,6 +165,8 @@ class LowRank(Choice):
         work = Work(products=rows**2 * _kernel_width(extent), moved=4 * kept + 6 * kernels * rows**2 * size)
         work += factor_of(rows, size) * kernels
         asked = Work(moved=12 * kept, calls=4 * extent.groups) + self._left_out(extent) * kernels
+        if extent.linear is not None:  # about ten products with the rows and as many back
+            asked += Work(products=NARROW * 40 * extent.samples * extent.dim)
         if self.rank is None:
             return Cost(held, spare, held, work, asked)
         stored = (self.rank * extent.dim + self.rank**2) * size
@@ -232,7 +235,7 @@ class MatrixFree(Choice):
         """One step of conjugate gradients on the rows of a linear model: a product with them, one back, and more."""
         linear, size = extent.linear, extent.size
         assert linear is not None
-        work = Work(4 * extent.samples * extent.dim, moved=30 * extent.samples * linear.outputs * size)
+        work = Work(NARROW * 4 * extent.samples * extent.dim, moved=30 * extent.samples * linear.outputs * size)
         work += Work(moved=20 * extent.dim * size, calls=40 * extent.groups)
         if _dense_preconditioner(self.preconditioner, linear, size, extent.budget):
             return work + solves_of(linear.inputs + linear.bias, 1, size) * linear.outputs
@@ -356,7 +359,8 @@ def _squares_of(extent: Extent, size: int, outputs: int, samples: int, rows: int
         return Work(rows * size**2, moved=2 * groups * size**2 * extent.size, calls=groups * (3 + size / 512))
     pairs, width = outputs * (outputs + 1) / 2, size / outputs
     moved = pairs * (3 * samples * width + 3 * groups * width**2) * extent.size
-    return Work(pairs * samples * width**2, moved=moved, calls=groups * pairs * (12 + width / 512))
+    products = pairs * samples * width * (width + 512)  # of small ones, half of the speed
+    return Work(products, moved=moved, calls=groups * pairs * (12 + width / 512))
 
 
 def _left_out_of_block(extent: Extent, size: int, outputs: int) -> Work:

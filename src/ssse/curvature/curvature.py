@@ -94,6 +94,7 @@ class Curvature:
     decay_estimate: float | None = None  # ŵ as the gradient told it at the fit, where it contradicts w
     repeats: int | None = None  # samples that are the same as another, at most so many now; None: not counted
     weighted: bool = False  # whether its samples came with weights
+    soft: bool = False  # whether their labels were class probabilities
     label_key: str | None = None  # under which batches that are mappings have their labels; None: a usual name
     group: int = 1024
 
@@ -207,6 +208,7 @@ class Curvature:
             partial=partial,
             scores=fitted.scores,
             weighted=problem.weighted,
+            soft=problem.soft,
             group=fitted.plan.group,
         )
 
@@ -305,6 +307,7 @@ class Curvature:
             "decay_estimate": self.decay_estimate,
             "repeats": self.repeats,
             "weighted": self.weighted,
+            "soft": self.soft,
             "label_key": self.label_key,
             "group": self.group,
             "chosen": self.chosen,
@@ -346,6 +349,7 @@ class Curvature:
             decay_estimate=manifest.get("decay_estimate"),
             repeats=manifest.get("repeats"),
             weighted=manifest.get("weighted", False),
+            soft=manifest.get("soft", False),
             label_key=manifest.get("label_key"),
             group=manifest["group"],
         )
@@ -426,7 +430,8 @@ def merge_shards(shards: Sequence[Curvature], expected: int | None = None) -> Cu
     first = shards[0]
     if any(_shared(s) != _shared(first) or abs(s.damping - first.damping) > 1e-12 * first.damping for s in shards):
         raise InvalidSetting(
-            "Shards must share model, loss, rows, structure, damping and weight decay, and have weights all or none."
+            "Shards must share model, loss, rows, structure, damping and weight decay, and the form of their samples: "
+            "with weights or without, with classes or with probabilities."
         )
     repeats, notes = _check_shards(shards, expected)
     merged = first
@@ -450,7 +455,8 @@ def _shared(shard: Curvature) -> tuple[Any, ...]:
     """What all shards of one curvature have."""
     blocks = shard.structure.settings().get("blocks")
     return (
-        shard.fingerprint, shard.kind, shard.loss, shard.weight_decay, shard.weighted, type(shard.structure), blocks,
+        shard.fingerprint, shard.kind, shard.loss, shard.weight_decay, shard.weighted, shard.soft,
+        type(shard.structure), blocks,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import torch
 from ssse.curvature.choices import Choice, Extent, LowRank, MatrixFree
 from ssse.curvature.conjugate_gradients import usual_tolerance
 from ssse.curvature.costs import speeds_of
-from ssse.curvature.trial import Trial
+from ssse.curvature.trial import Pace, Trial
 from ssse.problem.derivatives.vectorised import AT_A_TIME
 from ssse.problem.parameters import Block, BlockChoice, Layout, LinearShape, make_blocks
 from ssse.problem.problem import Problem
@@ -175,14 +175,16 @@ def estimate(task: Task, way: Wanted) -> Plan:
     cost = way.structure.cost(extent)
     trial, speeds = task.trial, speeds_of(problem.device, dtype)
     backward = per_sample if formed else 1  # rows that are not formed take one backward pass, whatever their number
-    a_sample = _seconds_of_a_sample(trial, kind, linear, per_sample if formed else 0)
+    pace, calls = _pace_of_rows(trial, kind, linear, per_sample if formed else 0), math.ceil(samples / group)
+    read = pace.seconds(samples, calls)
     steps = _steps(task, extent, way.structure) if isinstance(way.structure, MatrixFree) else None
-    request = speeds.seconds(cost.request) + asked * (a_sample + 3 * trial.forward_seconds)
+    request = trial.start_seconds + speeds.seconds(cost.request) + (pace + trial.forward * 3).seconds(asked, 1)
     if isinstance(way.structure, MatrixFree):
-        step = trial.product_seconds
-        step = speeds.seconds(way.structure.solving(extent)) if linear is not None else step and samples * step
+        step = None if trial.product is None else trial.product.seconds(samples + asked, calls + 1)
+        if linear is not None:
+            step = speeds.seconds(way.structure.solving(extent))
         # The training data is read once more, since a stored curvature does not know it.
-        request = None if steps is None or step is None else request + (steps + 1) * step + samples * a_sample
+        request = None if steps is None or step is None else request + (steps + 1) * step + read
     return Plan(
         kind=kind,
         structure=way.structure,
@@ -192,7 +194,7 @@ def estimate(task: Task, way: Wanted) -> Plan:
         fit_bytes=int(cost.held + cost.spare + _bytes_of_a_group(problem, kind, formed, min(group, n or group), each)),
         stored_bytes=int(cost.stored),
         operations=cost.work.operations + samples * (1 if linear is not None else 1 + 2 * backward) * trial.operations,
-        seconds=speeds.seconds(cost.work) + samples * a_sample,
+        seconds=speeds.seconds(cost.work) + read,
         asked=asked if samples else 0,
         request_seconds=request if samples else None,
         steps=steps,
@@ -201,15 +203,14 @@ def estimate(task: Task, way: Wanted) -> Plan:
     )
 
 
-def _seconds_of_a_sample(trial: Trial, kind: RowKind, linear: LinearShape | None, rows: int) -> float:
-    """Until its rows are formed, where they are; its outputs and its gradient alone where they are not (rows = 0)."""
+def _pace_of_rows(trial: Trial, kind: RowKind, linear: LinearShape | None, rows: int) -> Pace:
+    """Until its rows are formed, where they are; of a sample's outputs and gradient where they are not (rows = 0)."""
     if linear is not None:
-        return trial.forward_seconds
-    alone = trial.forward_seconds + trial.gradient_seconds  # `measure`
+        return trial.forward
+    alone = trial.forward + trial.gradient  # `measure`
     if not rows:
         return alone
-    backward = max(trial.row_seconds - trial.forward_seconds, 0.5 * trial.row_seconds)  # after one forward pass
-    formed = trial.row_seconds + (rows - 1) * backward
+    formed = trial.row + trial.row.less(trial.forward) * (rows - 1)  # after one forward pass
     return formed if kind.name in ("empirical", "margin") else alone + formed
 
 
@@ -241,24 +242,30 @@ def _group_size(task: Task, bytes_each: int, per_batch: int, many: bool) -> int:
 
 
 def _steps(task: Task, extent: Extent, chosen: MatrixFree) -> int | None:
-    """Of conjugate gradients, from what the trial showed of the spectrum; an estimate, from above where it is known.
+    """Of conjugate gradients, from what the trial showed of the spectrum of RᵀR/n.
 
-    A direction of its own for each of the j largest eigenvalues, and for the rest the bound of Chebyshev polynomials,
-    ½√κ log(2/tolerance) with κ the next one over the damping: the least of these over j.
+    ½√(κ+1) log(2/tolerance), the bound of Chebyshev polynomials, with κ the largest eigenvalue over the damping. What
+    few samples show as the largest is of few samples: with m rows in k dimensions of the same trace it is nearer to
+    tr/k (1 + √(k/m))², as Marchenko and Pastur have it. Between k = d and k = tr²/tr(C²), the dimensions that the
+    samples share, the truth is nearer to the first: two thirds of the way, by benchmarks/plan_accuracy.py.
     """
     tolerance = chosen.tolerance or usual_tolerance(extent.dtype)
     if extent.linear is not None:
         return min(chosen.max_iterations, math.ceil(STEPS_IN_BLOCKS * math.log(2 / tolerance) / math.log(2e4)))
-    spectrum = task.trial.spectrum
+    spectrum, few, rows = task.trial.spectrum, len(task.trial.spectrum), max(extent.rows, 1)
     if task.damping is None or not spectrum:
         return None
-    left = [
-        place + math.sqrt(value / task.damping + 1) / 2 * math.log(2 / tolerance)
-        for place, value in enumerate((*spectrum, 0.0))
-    ]
-    # Behind the last eigenvalue that a few samples show there are as many again for each of the others.
-    bound = min(left) if len(spectrum) >= extent.rows else min(left[:-1])
-    return max(1, min(chosen.max_iterations, extent.rows + 1, math.ceil(bound)))
+    trace = sum(spectrum)
+    # tr(C²) without the squares of single rows, which say nothing of what they share
+    shared = (few * sum(v * v for v in spectrum) - trace**2) / (few - 1) if few > 1 else 0.0
+    narrow = min(extent.dim, max(1.0, trace**2 / shared)) if shared > 0 else extent.dim
+
+    def steps(dimensions: float) -> float:
+        largest = trace / dimensions * (1 + math.sqrt(dimensions / rows)) ** 2
+        return math.sqrt(largest / task.damping + 1) / 2 * math.log(2 / tolerance) if task.damping else math.inf
+
+    found = steps(extent.dim) ** (2 / 3) * steps(narrow) ** (1 / 3)
+    return max(1, min(chosen.max_iterations, rows + 1, math.ceil(found)))
 
 
 def human_count(count: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -149,10 +150,12 @@ def prepare(
     if not seen:
         raise InvalidData("The training data is empty.")
     few = next(regroup(seen, min(samples_to_look_at(view.model), sum(len(y) for _, y in seen))))
+    began = time.perf_counter()
     problem = Problem(view.working, loss_fn, parameters, few)
+    looked = time.perf_counter() - began
     stated, total = memory_budget(device, budget), count_samples(data)
     free = free_memory(device) if budget is None else None  # a budget that was given is taken at its word
-    trial = run_trial(problem, few, stated)
+    trial = run_trial(problem, few, stated, looked)
     task = Task(problem, problem.layout, problem.linear, total, stated, trial, free, damping)
 
     def offered() -> list[Plan]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,27 @@ PROBED_NUMBERS = 2**25  # parameters × samples that a model is looked at with, 
 
 
 @dataclass(frozen=True)
+class Pace:
+    """Seconds of one call, however many samples it is for, and of each sample in it."""
+
+    call: float = 0.0
+    each: float = 0.0
+
+    def seconds(self, samples: float, calls: float) -> float:
+        return calls * self.call + samples * self.each
+
+    def __add__(self, other: Pace) -> Pace:
+        return Pace(self.call + other.call, self.each + other.each)
+
+    def __mul__(self, times: float) -> Pace:
+        return Pace(times * self.call, times * self.each)
+
+    def less(self, part: Pace) -> Pace:
+        """Without what is a part of it; both are measured, so that half of it is left at least."""
+        return Pace(max(self.call - part.call, 0.5 * self.call), max(self.each - part.each, 0.5 * self.each))
+
+
+@dataclass(frozen=True)
 class Trial:
     """Of one sample, but for `spectrum`.
 
@@ -33,10 +55,11 @@ class Trial:
         operations: floating-point ones of its outputs; of a model that is linear in θ not counted.
         inputs: numbers in it.
         activations: numbers in the outputs of all layers; widest: in the largest of them.
-        forward_seconds: for its outputs. row_seconds: for its outputs and one row. gradient_seconds: the same as a
-            share of a sum over samples. product_seconds: for its outputs, one product with its rows and one with their
-            transpose. All but the first are zero where the model is linear in θ and has a closed form of them, and the
-            last is None where there are no such products.
+        forward: the pace of its outputs. row: of its outputs and one row. gradient: of a sum of gradients over samples.
+            product: of its outputs, one product with its rows and one with their transpose. All but the first are zero
+            where the model is linear in θ and has a closed form of them, and the last is None where there are no such
+            products.
+        start_seconds: until model and samples are looked at and ways to derivatives are found, once a request.
         spectrum: eigenvalues of RᵀR/n, the largest first, as a few samples show them.
     """
 
@@ -44,10 +67,11 @@ class Trial:
     inputs: int = 0
     activations: int = 0
     widest: int = 0
-    forward_seconds: float = 0.0
-    row_seconds: float = 0.0
-    gradient_seconds: float = 0.0
-    product_seconds: float | None = 0.0
+    forward: Pace = Pace()
+    row: Pace = Pace()
+    gradient: Pace = Pace()
+    product: Pace | None = Pace()
+    start_seconds: float = 0.0
     spectrum: tuple[float, ...] = ()
 
 
@@ -57,16 +81,21 @@ def samples_to_look_at(model: nn.Module) -> int:
     return max(2, min(PROBE_SAMPLES, PROBED_NUMBERS // max(size, 1)))
 
 
-def run_trial(problem: Problem, batch: Batch, budget: int) -> Trial:
-    """Within a share of the memory budget and about a second, on as many of the samples as that allows."""
+def run_trial(problem: Problem, batch: Batch, budget: int, start_seconds: float = 0.0) -> Trial:
+    """Within a share of the memory budget and about a second, on as many of the samples as that allows.
+
+    `start_seconds`: that it took to look at the model.
+    """
     one = _first(batch, 1)
     widths = _layer_widths(problem, one[0])
-    forward = _seconds_each(lambda part: problem.forward(part[0])[0], batch, len(batch[1]))
-    looked_at = Trial(0.0, _numbers(one[0]), sum(widths), max(widths, default=0), forward)
+    forward = _pace(lambda part: problem.forward(part[0])[0], batch, len(batch[1]))
+    looked_at = Trial(0.0, _numbers(one[0]), sum(widths), max(widths, default=0), forward, start_seconds=start_seconds)
     if problem.linear is not None:
         return looked_at
     _warm_up(problem)
+    began = time.perf_counter()
     problem.derivatives.choose(problem, batch[0])
+    chosen = time.perf_counter() - began
     size = 3 * (problem.layout.dim + looked_at.activations) * torch.finfo(problem.dtype).bits // 8
     most = max(1, min(len(batch[1]), int(SHARE * budget / size)))
     # Of labels drawn from the model where the loss knows how: gradients of true ones vanish where a model is sure.
@@ -76,18 +105,19 @@ def run_trial(problem: Problem, batch: Batch, budget: int) -> Trial:
     def unformed(part: Batch) -> NetworkRows:
         return _unformed(problem, kind, part)
 
-    row_seconds = _seconds_each(lambda part: rows.keep(unformed(part)), batch, most)
+    row = _pace(lambda part: rows.keep(unformed(part)), batch, most)
     many = max(most, min(2, len(batch[1])))
-    gradient_seconds = _seconds_each(lambda part: _times_ones(unformed(part)), batch, many)
-    times_seconds = None
+    gradient = _pace(lambda part: _times_ones(unformed(part)), batch, many)
+    times = None
     if problem.derivatives.product_way is not None:
-        times_seconds = _seconds_each(lambda part: unformed(part).times(theta), batch, many)
+        times = _pace(lambda part: unformed(part).times(theta), batch, many)
     return replace(
         looked_at,
         operations=_operations(problem, one[0]),
-        row_seconds=max(row_seconds - forward, 0.5 * row_seconds),  # without the outputs that come before all rows
-        gradient_seconds=max(gradient_seconds - forward, 0.5 * gradient_seconds),
-        product_seconds=None if times_seconds is None else times_seconds + gradient_seconds - forward,
+        row=row.less(forward),  # without the outputs that come before all rows
+        gradient=gradient.less(forward),
+        product=None if times is None else times + gradient.less(forward),
+        start_seconds=start_seconds + chosen,
         spectrum=rows.spectrum(),
     )
 
@@ -95,15 +125,16 @@ def run_trial(problem: Problem, batch: Batch, budget: int) -> Trial:
 def trial_of_part(problem: Problem, whole: Trial, batch: Batch, budget: int) -> Trial:
     """Of a part of the parameters of a model that was tried as a whole: the rows of two samples, timed anew."""
     if problem.linear is not None:
-        return Trial(0.0, whole.inputs, whole.activations, whole.widest, whole.forward_seconds)
+        return Trial(
+            0.0, whole.inputs, whole.activations, whole.widest, whole.forward, start_seconds=whole.start_seconds
+        )
     kind, rows = RowKind("empirical"), _Rows()
-    seconds = _seconds_each(lambda part: rows.keep(_unformed(problem, kind, part)), batch, min(2, len(batch[1])))
-    seconds = max(seconds - whole.forward_seconds, 0.5 * seconds)
-    share = min(1.0, seconds / whole.row_seconds)
-    products = None if whole.product_seconds is None else share * whole.product_seconds
-    return replace(
-        whole, row_seconds=seconds, gradient_seconds=share * whole.gradient_seconds, product_seconds=products
-    )
+    few = min(2, len(batch[1]))
+    seconds = _seconds(lambda: rows.keep(_unformed(problem, kind, _first(batch, few))))
+    row = Pace(0.0, seconds / few).less(Pace(0.0, whole.forward.seconds(few, 1) / few))
+    share = min(1.0, few * row.each / max(whole.row.seconds(few, 1), 1e-9))
+    product = None if whole.product is None else whole.product * share
+    return replace(whole, row=whole.row * share, gradient=whole.gradient * share, product=product)
 
 
 def _unformed(problem: Problem, kind: RowKind, part: Batch) -> NetworkRows:
@@ -134,21 +165,31 @@ def _times_ones(rows: NetworkRows) -> Tensor:
     return rows.transposed_times(torch.ones(rows.count, dtype=rows.problem.dtype, device=rows.problem.device))
 
 
-def _seconds_each(function: Callable[[Batch], Tensor], batch: Batch, most: int) -> float:
-    """Seconds a sample, on as many of them as `most` and our patience allow: a few tell little of many at once."""
-    count, best = min(2, most), float("inf")
+def _pace(function: Callable[[Batch], Tensor], batch: Batch, most: int) -> Pace:
+    """On as many of the samples as `most` and our patience allow: a few tell little of many at once."""
+    count, first = min(2, most), None
     while True:
         part = _first(batch, count)
-        for _ in range(2):  # the first run in a process also warms up
-            began = time.perf_counter()
-            float(function(part).reshape(-1)[0])  # waits for the device
-            took = time.perf_counter() - began
-            best = min(best, took / count)
-            if took > LONG:
-                break
-        if count == most or best * 4 * count > PATIENCE:
-            return best
+        took = _seconds(partial(function, part))
+        first = first or (count, took)
+        if count == most or took * 4 > PATIENCE:
+            break
         count = min(4 * count, most)
+    if count == first[0]:
+        return Pace(0.0, took / count)
+    each = max((took - first[1]) / (count - first[0]), took / count / 4)  # what is measured is noisy, and never free
+    return Pace(max(0.0, took - count * each), each)
+
+
+def _seconds(function: Callable[[], Tensor]) -> float:
+    best = float("inf")
+    for _ in range(2):  # the first run in a process also warms up
+        began = time.perf_counter()
+        float(function().reshape(-1)[0])  # waits for the device
+        best = min(best, time.perf_counter() - began)
+        if best > LONG:
+            break
+    return best
 
 
 def _warm_up(problem: Problem) -> None:

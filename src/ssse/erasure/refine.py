@@ -17,7 +17,7 @@ from ssse.curvature.fit import bind_data
 from ssse.curvature.matrix_free import MatrixFreeStructure
 from ssse.erasure.descent import Descent, Ending, Point, descend
 from ssse.erasure.directions import Newton, QuasiNewton
-from ssse.erasure.request import check_weighted, matching_loss, matching_view
+from ssse.erasure.request import check_form, matching_loss, matching_view
 from ssse.erasure.retained_objective import RetainedObjective
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.batches import check_repeatable, peek
@@ -142,7 +142,7 @@ def refine(
     if first is None:
         raise InvalidData("The data that remains is empty.")
     problem = Problem(view.working, loss, curvature.layout.names, first)
-    check_weighted(curvature, problem)
+    check_form(curvature, problem)
     tolerance = _usual_tolerance(problem.dtype) if tolerance is None else tolerance
 
     convex = problem.linear is not None and problem.loss.name in NAMED

@@ -6,6 +6,7 @@ from ssse.curvature.curvature import Curvature
 from ssse.curvature.decay import as_setting
 from ssse.erasure.diagnostics import LARGE_RESIDUAL, Diagnostics
 from ssse.erasure.health import Health, ruin
+from ssse.problem.token_losses import TOKEN_LOSSES
 from ssse.verdict import TRUSTED_LEVERAGE, Bound, too_many_at_once
 
 # Past these, the step cannot be right and is not taken. Chosen on steps of softmax regressions and small networks on
@@ -27,6 +28,10 @@ EXACT_RESIDUAL = 0.1  # up to here a least-squares model is at its minimum, wher
 CANNOT_BE_RIGHT = (
     "Such a step cannot be right. Is the weight decay the one of the training objective (1/n) Σ loss + (w/2)‖θ‖², and "
     "the model trained to the end?"
+)
+OF_TOKENS = (
+    "A training that took the mean over all tokens of a batch had, for this loss, its weight decay times the mean "
+    "number of labels a sequence."
 )
 
 # A linear model whose forgotten samples hold nearly all of the curvature of a direction, and move far along it: what
@@ -53,7 +58,8 @@ def refusal_of(
     }
     broken: dict[Bound, str] = {bound: " ".join(reasons) for bound, reasons in found.items() if reasons}
     wrong = broken.keys() & {"step", "probe"} and not broken.keys() & {"stationarity", "share"}
-    return broken, [CANNOT_BE_RIGHT] if wrong else []
+    summed = curvature.loss in TOKEN_LOSSES and not curvature.loss.endswith("_mean")
+    return broken, [CANNOT_BE_RIGHT, *([OF_TOKENS] if summed else [])] if wrong else []
 
 
 def impossible(measured: Diagnostics, curvature: Curvature) -> list[str]:

@@ -70,12 +70,18 @@ def read_matching(
     loss = matching_loss(curvature, loss_fn)
     samples = read_samples(forget, view.device, curvature, curvature.group)
     problem = Problem(view.working, loss, curvature.layout.names, samples.batches[0])
-    check_weighted(curvature, problem)
+    check_form(curvature, problem)
     return problem, samples
 
 
-def check_weighted(curvature: Curvature, problem: Problem) -> None:
-    """Samples that counted w times must not go, or stay, as if they had counted once."""
+def check_form(curvature: Curvature, problem: Problem) -> None:
+    """Samples that counted w times must not go, or stay, as if they had counted once; nor with other labels."""
+    if problem.soft != curvature.soft:
+        then, now = ("class probabilities", "class indices") if curvature.soft else ("class indices", "probabilities")
+        raise InvalidData(
+            f"The curvature was fitted on samples with {then} for labels, and these have {now}: pass them as they were "
+            "then."
+        )
     if curvature.weighted and not problem.weighted:
         raise InvalidData(
             "The curvature was fitted on samples with weights, and these have none: pass them as they were then, "

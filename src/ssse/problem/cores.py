@@ -301,7 +301,7 @@ class SoftmaxCores(Cores):
 
     def weights(self, a: int, b: int) -> Tensor | None:
         p = self.p[:, self.outputs]
-        weights = p[:, a] * self._rest()[:, self.outputs][:, a] if a == b else -p[:, a] * p[:, b]
+        weights = p[:, a] * self._rest_of(a) if a == b else -p[:, a] * p[:, b]
         return weights if self.scale is None else weights * self.scale.square()
 
     def squares(self) -> Tensor:
@@ -356,6 +356,17 @@ class SoftmaxCores(Cores):
         """1 − p, (n, c)."""
         top = self.p.argmax(1, keepdim=True)
         return (1 - self.p).scatter_(1, top, self.p.scatter(1, top, 0).sum(1, keepdim=True))
+
+    def _rest_of(self, output: int) -> Tensor:
+        """1 − p of one of the outputs, (n,): the others are read only of the few samples that it may be near 1 of.
+
+        A matrix with a block a class asks for each class by itself, and `_rest` reads all of them every time.
+        """
+        place = int(torch.arange(self.p.shape[1])[self.outputs][output])
+        own = self.p[:, place]
+        rest, likely = 1 - own, (own > 0.5).nonzero()[:, 0]
+        rest[likely] = self.p[likely].index_fill(1, torch.tensor([place], device=own.device), 0).sum(1)
+        return rest
 
     def _top(self) -> tuple[Tensor, Tensor]:
         """Whether each class is its sample's most likely one, (n, c, 1), and which that is, (n, 1, 1)."""

@@ -20,6 +20,7 @@ from ssse.problem.labels import Labels, WeightedLabels, label_values
 from ssse.problem.losses import CustomLoss, Loss, LossLike, as_loss, total_loss
 from ssse.problem.padding import refuse_read_padding
 from ssse.problem.parameters import LinearShape
+from ssse.problem.soft_labels import SoftCrossEntropy
 from ssse.problem.training_mode import refuse_difference, refuse_training_mode, repeatable
 from ssse.problem.unusable import HALF, refuse_inference
 from ssse.problem.view import ModelView, ParameterChoice, check_arguments, flat_outputs
@@ -104,6 +105,11 @@ class Problem(ModelView):
     def weighted(self) -> bool:
         """Whether its samples come with weights."""
         return isinstance(self.loss, WeightedLoss)
+
+    @property
+    def soft(self) -> bool:
+        """Whether their labels are class probabilities."""
+        return isinstance(unweighted(self.loss), SoftCrossEntropy)
 
     def total_loss(self, z: Tensor, y: Labels) -> float:
         """Σ ℓ over a batch, whose outputs and losses must be finite."""
