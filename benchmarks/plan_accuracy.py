@@ -26,8 +26,8 @@ import ssse
 from record import Report, run_alone, seconds_of
 from ssse.errors import DoesNotFit
 
-DECAY, ROUNDS, WITHIN = 1e-2, 3, 2.0
-TOO_LONG = 40.0  # seconds of a way, from which on it is left out
+DECAY, ROUNDS, WITHIN = 1e-2, 2, 2.0
+TOO_LONG = 4.0  # seconds of a way, from which on it is left out
 SOON = 0.2  # seconds below which nobody asks how long it takes
 BUDGET = "500MiB"
 WAYS: dict[str, dict[str, Any]] = {

@@ -22,6 +22,8 @@ SUBJECTS = (
     "network_rows",
     "sequence_rows",
     "matrix_free",
+    "plan_accuracy",
+    "many_classes",
     "precision",
     "damping",
     "weight_decay",
