@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,13 +33,17 @@ STRUCTURES: dict[str, dict[str, Any]] = {
 
 
 class Moments:
-    """Every call of a function of the package, counted; at one of them Ctrl-C is pressed."""
+    """Every call of a function of the package, counted; at one of them Ctrl-C is pressed.
+
+    Not of generators: Python itself drops what is raised while one is closed.
+    """
 
     def __init__(self, at: int | None = None):
         self.at, self.count = at, 0
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE) and not code.co_flags & inspect.CO_GENERATOR:
             self.count += 1
             if self.count == self.at:
                 raise KeyboardInterrupt

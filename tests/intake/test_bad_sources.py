@@ -257,7 +257,7 @@ number = 7
 nothing = TensorDataset(torch.zeros(0, 2), torch.zeros(0))
 uneven = [(torch.zeros(2), 0), (torch.zeros(3), 1)]
 words = [(torch.zeros(2), "a"), (torch.zeros(2), "b")]
-triples = [(torch.zeros(2), 0, "a")] * 3
+triples = [(torch.zeros(2), 0, 1)] * 3
 ragged = {"x": [[1.0], [2.0, 3.0]], "y": [0, 1]}
 floats = [(torch.zeros(2), 0.5)]
 

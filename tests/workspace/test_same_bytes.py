@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ssse.curvature import Curvature, planning
+from ssse.curvature import Curvature, estimates, planning
+from ssse.curvature.costs import Speeds
 from tests.support import problems, workspaces
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +55,8 @@ def test_how_fast_the_machine_is_leaves_no_trace(auto, tmp_path, monkeypatch):
     sample = problems.mlp()
     found, said = [], []
     for number, speed in enumerate((1e2, 1e15)):
-        monkeypatch.setattr(planning, "_operations_per_second", lambda device, dtype, speed=speed: speed)
+        everything = Speeds(speed, speed, speed, speed)
+        monkeypatch.setattr(estimates, "speeds_of", lambda device, dtype, found=everything: found)
         if auto:
             monkeypatch.setattr(planning, "SOON", 1.0)
         how: dict[str, Any] = {} if auto else {"structure": "dense"}

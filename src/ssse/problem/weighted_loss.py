@@ -10,7 +10,7 @@ from torch import Tensor
 from ssse.errors import InvalidData
 from ssse.problem.cores import Cores
 from ssse.problem.labels import Labels, WeightedLabels
-from ssse.problem.loss import Loss, Margins
+from ssse.problem.loss import Loss, Margins, Response
 
 
 class WeightedLoss(Loss):
@@ -19,7 +19,7 @@ class WeightedLoss(Loss):
     def __init__(self, inner: Loss):
         self.inner: Loss = inner
         self.name: str = inner.name
-        self.response = inner.response
+        self.response: Response = inner.response
         self.one_margin: bool = inner.one_margin
         self.coupled: bool = inner.coupled
 
