@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssse.problem.cores import Cores, DenseCores, DiagonalCores, SoftmaxCores, cores_from_tensors, join_cores
+from ssse.problem.cores import Cores, DenseCores, DiagonalCores
 from ssse.problem.losses import as_loss
+from ssse.problem.softmax_cores import SoftmaxCores, cores_from_tensors, join_cores
 
 N, C = 7, 5
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.func import grad, hessian, vmap
 
 from ssse.errors import InvalidData, InvalidSetting
-from ssse.problem.cores import Cores, DiagonalCores, SoftmaxCores
+from ssse.problem.cores import Cores, DiagonalCores
 from ssse.problem.loss import Loss, Margins, Response
+from ssse.problem.softmax_cores import SoftmaxCores
 from ssse.problem.token_losses import TOKEN_LOSSES
 from ssse.system.digests import digest_bytes
 

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ssse.problem.cores import Cores, cores_from_tensors, join_cores
+from ssse.problem.cores import Cores
 from ssse.problem.parameters import Block, LinearShape
+from ssse.problem.softmax_cores import cores_from_tensors, join_cores
 
 CPU_STRIP, GPU_STRIP = 512, 2048
 
