@@ -159,8 +159,9 @@ def test_the_code_of_the_evidence_page_runs(tmp_path, monkeypatch):
         **dict.fromkeys(("first_seed", "second_seed", "third_seed"), retrained),
     }
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "evidence.md").read_text(), re.DOTALL)
-    assert len(blocks) == 2
-    for block in blocks:
+    classifiers = [block for block in blocks if "causal_lm" not in block]  # the other: tests/rows/test_gpt_rows.py
+    assert len(classifiers) == 2
+    for block in classifiers:
         exec(block, names)
     assert (tmp_path / "table.svg").stat().st_size > 1000
     assert (tmp_path / "curve.svg").stat().st_size > 1000

@@ -5,6 +5,10 @@ Its rows against a loop of plain backward passes, and a planted secret from the 
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -108,15 +112,20 @@ def test_a_planted_secret_is_erased_and_its_exposure_falls():
     erasure = ssse.erase(model, curvature, forget=[forget], override=ssse.BOUNDS)
     assert isinstance(erasure.model, GPT2LMHeadModel)
     assert erasure.model.lm_head.weight is erasure.model.transformer.wte.weight
-    table = ssse.evaluate(
-        {"original": model, "erased": erasure.model, "retrained": retrained},
-        {"retained": [retained], "forgotten": [forget]},
-        loss_fn="causal_lm",
-        canaries=[(SECRET, OTHERS)],
-        progress=False,
-    )
+    names: dict[str, Any] = {
+        "ssse": ssse, "model": model, "erasure": erasure, "retrained": retrained, "stays": [retained],
+        "forget": [forget], "held_out": [retained], "planted": SECRET, "alternatives": OTHERS,
+    }  # fmt: skip
+    exec(block_of_the_evidence_page(), names)
+    table = names["table"]
     before, after, goal = (float(table[name, "exposure"] or 0) for name in ("original", "erased", "retrained"))
     assert before > 4 > goal  # of log2 36 = 5.17
     assert after < before
     before, after = (float(table[name, "loss_forgotten"] or 0) for name in ("original", "erased"))
     assert after > before
+
+
+def block_of_the_evidence_page() -> str:
+    page = (Path(__file__).parents[2] / "docs" / "evidence.md").read_text()
+    (block,) = (one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "causal_lm" in one)
+    return block

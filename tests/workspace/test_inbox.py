@@ -342,7 +342,10 @@ def test_it_watches_until_it_is_told_to_end(made, tmp_path, number, code):
         put(box, "b.json", ["s4"])
         assert json.loads(running.stdout.readline())["request"] == "b"
         running.send_signal(number)
-        assert running.wait(timeout=120) == code
+        try:
+            assert running.wait(timeout=120) == code
+        finally:
+            running.kill()
     assert made.workspace.verify().interrupted is None
 
 

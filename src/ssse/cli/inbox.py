@@ -14,6 +14,7 @@ import typer
 from ssse.cli.console import STOPPED as STOPPED_CODE
 from ssse.cli.console import Screen, counted, failures_in_one_line, in_one_line, print_json
 from ssse.cli.options import STOPPED, Json, NoWait, Quiet, Verbose, Where, open_workspace
+from ssse.cli.told import Told
 
 
 def inbox(
@@ -28,12 +29,13 @@ def inbox(
 ) -> None:
     """Answer request files as they arrive, one at a time, and write an answer beside each."""
     screen = Screen(as_json, quiet, verbose)
-    stop, interrupted = threading.Event(), threading.Event()
+    stop, interrupted = Told(), False
 
     def end(number: int, _: Any) -> None:
+        nonlocal interrupted
         stop.set()
         if number == signal.SIGINT:
-            interrupted.set()
+            interrupted = True
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
 
     with failures_in_one_line(STOPPED, as_json), screen.alone(), _on_signals(end):
@@ -51,7 +53,7 @@ def inbox(
                 verdict += ", waits for confirmation" if answer.held else ""
                 screen.tell(in_one_line(f"{answer.file}: {answer.outcome}{verdict}{why}"))
         screen.headline(f"Answered {counted(answered, 'request file')}.")
-    if interrupted.is_set():
+    if interrupted:
         raise typer.Exit(STOPPED_CODE)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 
 from ssse.problem.batch_forms import Inputs
-from ssse.problem.batches import Batch, slice_batch
+from ssse.problem.batches import Batch, slice_batch, take_samples
 from ssse.problem.losses import CustomLoss
 from ssse.problem.problem import PROBE_SAMPLES, Problem
 from ssse.problem.weighted_loss import unweighted
@@ -23,6 +23,7 @@ from ssse.rows.kinds import RowKind, rows_of
 PATIENCE = 0.3  # seconds that one measurement may take before it is not repeated on more samples
 LONG = 0.1  # seconds from which on one measurement is enough
 SHARE = 0.1  # of the memory budget, for a trial
+MANY = 64  # samples of a call, after which one more costs what each did before
 PROBED_NUMBERS = 2**25  # parameters × samples that a model is looked at with, so that a large one is looked at quickly
 
 
@@ -88,7 +89,9 @@ def run_trial(problem: Problem, batch: Batch, budget: int, start_seconds: float 
     """
     one = _first(batch, 1)
     widths = _layer_widths(problem, one[0])
-    forward = _pace(lambda part: problem.forward(part[0])[0], batch, len(batch[1]))
+    size = 3 * max(sum(widths), 1) * torch.finfo(problem.dtype).bits // 8
+    many = max(2, min(MANY, int(SHARE * budget / size)))  # where no rows are formed
+    forward = _pace(lambda part: problem.forward(part[0])[0], batch, many)
     looked_at = Trial(0.0, _numbers(one[0]), sum(widths), max(widths, default=0), forward, start_seconds=start_seconds)
     if problem.linear is not None:
         return looked_at
@@ -106,7 +109,6 @@ def run_trial(problem: Problem, batch: Batch, budget: int, start_seconds: float 
         return _unformed(problem, kind, part)
 
     row = _pace(lambda part: rows.keep(unformed(part)), batch, most)
-    many = max(most, min(2, len(batch[1])))
     gradient = _pace(lambda part: _times_ones(unformed(part)), batch, many)
     times = None
     if problem.derivatives.product_way is not None:
@@ -166,15 +168,18 @@ def _times_ones(rows: NetworkRows) -> Tensor:
 
 
 def _pace(function: Callable[[Batch], Tensor], batch: Batch, most: int) -> Pace:
-    """On as many of the samples as `most` and our patience allow: a few tell little of many at once."""
+    """On as many samples as `most` and our patience allow: a few tell little of many at once.
+
+    More than there are, by coming again: reading the weights of a large model takes longer than a sample does.
+    """
     count, first = min(2, most), None
     while True:
-        part = _first(batch, count)
+        part = take_samples(batch, torch.arange(count, device=batch[1].device) % len(batch[1]))
         took = _seconds(partial(function, part))
         first = first or (count, took)
-        if count == most or took * 4 > PATIENCE:
+        if count == most or took * 2 > PATIENCE:
             break
-        count = min(4 * count, most)
+        count = min((4 if took * 4 <= PATIENCE else 2) * count, most)
     if count == first[0]:
         return Pace(0.0, took / count)
     each = max((took - first[1]) / (count - first[0]), took / count / 4)  # what is measured is noisy, and never free

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ssse.errors import InvalidSetting
 from ssse.workspace import settings as toml
@@ -34,6 +34,9 @@ from ssse.workspace.results import (
     Verification,
 )
 from ssse.workspace.settings import Settings
+
+if TYPE_CHECKING:
+    from ssse.workspace.commands.inbox import Stop
 
 Options = Mapping[str, Any]
 PathLike = str | os.PathLike[str]
@@ -154,9 +157,7 @@ class Workspace:
         with self._transaction("revert") as transaction:
             return revert(transaction, request)
 
-    def inbox(
-        self, folder: PathLike, *, every: float | None = None, stop: threading.Event | None = None
-    ) -> Iterator[Answer]:
+    def inbox(self, folder: PathLike, *, every: float | None = None, stop: Stop | None = None) -> Iterator[Answer]:
         """Answer the request files of a folder, one at a time, and write an answer beside each.
 
         `every`: look again after so many seconds, until `stop` is set; None: what is there, once.

@@ -10,13 +10,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ssse.errors import InvalidRequest, InvalidSetting
 from ssse.system.digests import digest_bytes
@@ -51,6 +50,14 @@ OF_ONE_FILE = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ENO
 Say = Callable[[str], None]
 
 
+class Stop(Protocol):
+    """`threading.Event` is one."""
+
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float, /) -> bool: ...
+
+
 @dataclass
 class Inbox:
     """A folder of request files.
@@ -65,7 +72,7 @@ class Inbox:
     workspace: Folder
     erase: Callable[[str, list[str]], Erased]
     say: Say
-    stop: threading.Event
+    stop: Stop
     settled: float = SETTLED
     _seen: dict[str, tuple[Any, float]] = field(default_factory=dict)  # when a file was first found as it is
     _said: set[str] = field(default_factory=set)
