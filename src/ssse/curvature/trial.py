@@ -21,9 +21,9 @@ from ssse.rows.autodiff import NetworkRows
 from ssse.rows.kinds import RowKind, rows_of
 
 PATIENCE = 0.3  # seconds that one measurement may take before it is not repeated on more samples
-LONG = 0.1  # seconds from which on one measurement is enough
+LONG = 0.03  # seconds from which on one measurement is enough
 SHARE = 0.1  # of the memory budget, for a trial
-MANY = 64  # samples of a call, after which one more costs what each did before
+MANY = 32  # samples of a call, after which one more costs what each did before
 PROBED_NUMBERS = 2**25  # parameters × samples that a model is looked at with, so that a large one is looked at quickly
 
 
