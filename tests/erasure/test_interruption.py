@@ -225,3 +225,27 @@ def test_a_terminal_shows_the_bar_before_the_first_sample_is_read(monkeypatch):
     ending = len(screen.getvalue())
     ssse.erase(sample.model, curvature, forget=sample.part(slice(0, 2)), progress=False)
     assert len(screen.getvalue()) == ending
+
+
+def test_the_clock_of_a_bar_runs_on_from_stage_to_stage(monkeypatch):
+    made: list[progress.Progress] = []
+    monkeypatch.setattr(progress, "Console", lambda stderr: Console(file=StringIO(), force_terminal=True, width=100))
+
+    class Watched(progress.Progress):
+        def __init__(self, *columns: Any, **options: Any):
+            self.hours = 0.0
+            super().__init__(*columns, get_time=lambda: self.hours, **options)
+            made.append(self)
+
+    monkeypatch.setattr(progress, "Progress", Watched)
+    with progress.bar("one", 3, True) as move:
+        made[0].hours = 5.0  # type: ignore[attr-defined]
+        move(3)
+        move(text="two", anew=0)
+        made[0].hours = 7.0  # type: ignore[attr-defined]
+        task = made[0].tasks[0]
+        assert (task.elapsed, task.completed, task.total, task.description) == (7.0, 0, None, "two")
+        assert not task.finished
+        move(text="three", anew=4)
+        move(4)
+        assert task.finished_time == 7.0

@@ -36,9 +36,11 @@ def bar(text: str, total: int | None, show: bool) -> Iterator[Callable[..., None
             if anew is None:
                 progress.update(task, advance=done, description=text)
                 return
-            progress.reset(task, total=anew, description=text)
+            stage = progress.tasks[task]
+            stage.finished_time = None  # `reset` would set the clock back, too, which tells how long all of it takes
+            progress.update(task, total=anew or 1, completed=0, description=text)
             if not anew:
-                progress.tasks[task].total = None  # which `reset` takes for "as before"
+                stage.total = None  # which `update` takes for "as before", and none at all for reached
 
         yield move
 
