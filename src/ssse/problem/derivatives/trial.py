@@ -79,9 +79,12 @@ class Passed:
     way: Way
     layer: str | None
     why: str
+    raised: bool = False  # by code that is not ours, whose words these are
 
     def __str__(self) -> str:
-        return f"{self.way}: {self.why}" if self.layer is None else f"{self.way}: {self.layer} says “{self.why}”"
+        if not self.raised:
+            return f"{self.way}: {self.why}"
+        return f"{self.way}: {self.layer or 'torch'} says “{self.why}”"
 
 
 class Disagrees(Unsuited):
@@ -102,7 +105,7 @@ def first_that_agrees(
         except Unsuited as reason:
             passed.append(Passed(way, None, str(reason)))
         except Exception as error:  # whatever a layer may raise
-            passed.append(Passed(way, _layer(pairs, way, check), first_sentence(error)))
+            passed.append(Passed(way, _layer(pairs, way, check), first_sentence(error), raised=True))
         else:
             pairs.refuse_hidden_gradients(way.portable)
             return way, tuple(passed)
