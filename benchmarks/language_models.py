@@ -39,7 +39,7 @@ def with_adapters(base: nn.Module, seed: int) -> nn.Module:
         fan_in_fan_out=True,
         layers_to_transform=[LAYERS - 1],
     )
-    return get_peft_model(deepcopy(base), chosen).eval()  # type: ignore[arg-type]
+    return get_peft_model(deepcopy(base), chosen).eval()  # type: ignore[arg-type]  # peft names its own models
 
 
 def losses(model: nn.Module, batch: Batch) -> Tensor:
@@ -105,7 +105,7 @@ def _by_adam(model: nn.Module, data: Batch, epochs: int, rate: float, decay: flo
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total, pct_start=0.1)
     for which in _orders(n, size, epochs, seed):
         optimiser.zero_grad()
-        loss = losses(model, rows_of(data, which)).mean()  # type: ignore[arg-type]
+        loss = losses(model, rows_of(data, which)).mean()
         (loss + decay / 2 * squared_norm(model) if decay else loss).backward()
         optimiser.step()
         schedule.step()

@@ -47,7 +47,7 @@ def batch_of(sequences: list[list[int]]) -> Batch:
     return {"input_ids": ids, "attention_mask": known.long(), "labels": ids.masked_fill(~known, IGNORED)}
 
 
-def rows_of(batch: Batch, which: list[int] | slice) -> Batch:
+def rows_of(batch: Batch, which: list[int] | slice | Tensor) -> Batch:
     return {key: value[which] for key, value in batch.items()}
 
 

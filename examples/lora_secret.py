@@ -79,7 +79,7 @@ def train(model: nn.Module, data: Batch, epochs: int, rate: float, decay: float 
 def tuned(base: nn.Module, data: Batch) -> nn.Module:
     torch.manual_seed(0)
     where = LoraConfig(r=4, lora_alpha=4, target_modules=["c_attn", "c_fc", "c_proj"], fan_in_fan_out=True)
-    model = get_peft_model(deepcopy(base), where).eval()  # type: ignore[arg-type]
+    model = get_peft_model(deepcopy(base), where).eval()  # type: ignore[arg-type]  # peft names its own models
     train(model, data, 45, 0.02, DECAY)
     return model
 

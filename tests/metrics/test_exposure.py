@@ -82,7 +82,7 @@ def test_a_model_is_anything_from_ids_to_scores():
         ([0, 1], [[0, 1]], "there are none"),
         ([0], [[0, 1]], "canary: each is a sequence of two or more"),
         ([0, 1], [[0.5, 1.0]], "alternatives: each is a sequence"),
-        ([0, 1], ["text"], "alternatives: token ids are needed"),
+        ([0, 1], ["text"], r"alternatives: token ids are needed.*it is text: pass tokenizer\(text\)"),
         ([0, -100], [[0, 1]], "from 0 on"),
         ([0, 1], [[0, float("nan")]], "alternatives"),
     ],

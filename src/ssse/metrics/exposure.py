@@ -118,7 +118,8 @@ def _ids(value: Any, name: str) -> Tensor:
     try:
         ids = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidData(f"{name}: token ids are needed, as a list or tensor of whole numbers ({error}).") from error
+        given = "it is text: pass tokenizer(text)['input_ids']" if isinstance(value, str) else str(error)
+        raise InvalidData(f"{name}: token ids are needed, as a list or tensor of whole numbers; {given}.") from error
     if ids.is_floating_point() or ids.dim() != 1 or len(ids) < 2 or int(ids.min()) < 0:
         raise InvalidData(
             f"{name}: each is a sequence of two or more token ids, whole numbers from 0 on, of shape (tokens,); got "
