@@ -83,15 +83,20 @@ def places(count: int, size: int = SIZE, single: bool = False) -> Iterator[Tenso
 
 @every_mode
 @pytest.mark.parametrize("size", [None, 2])
-def test_neggrad_plus_descends_on_what_stays_and_ascends_on_s(mode, size):
+@pytest.mark.parametrize("together", [True, False])
+def test_neggrad_plus_descends_on_what_stays_and_ascends_on_s(mode, size, together):
     sample = problems.conv()
     x, y, u, v = sample.x[REST], sample.y[REST], sample.x[S], sample.y[S]
     loop, one, other = Loop(sample, mode), places(11), places(5, size or SIZE, single=mode == "eval")
     for _ in range(EPOCHS * 3):
         i, j = next(one), next(other)
-        up = F.cross_entropy(loop.model(u[j]), v[j])
-        loop.step(0.7 * F.cross_entropy(loop.model(x[i]), y[i]) - 0.3 * up)
-    found = call("neggrad_plus", sample, beta=0.7, batch_norm=mode, forget_batch_size=size)
+        if together:
+            z = loop.model(torch.cat([x[i], u[j]]))
+            loop.step(0.7 * F.cross_entropy(z[: len(i)], y[i]) - 0.3 * F.cross_entropy(z[len(i) :], v[j]))
+        else:
+            up = F.cross_entropy(loop.model(u[j]), v[j])
+            loop.step(0.7 * F.cross_entropy(loop.model(x[i]), y[i]) - 0.3 * up)
+    found = call("neggrad_plus", sample, beta=0.7, batch_norm=mode, forget_batch_size=size, together=together)
     loop.assert_equals(found)
     assert found.notes[0].startswith("6 steps")
 
@@ -163,8 +168,8 @@ def test_random_labels_and_salun_train_on_wrong_labels(mode, share, weight):
             loop.step(F.cross_entropy(loop.model(together[i]), labels[i]))
         else:
             i, j = next(one), next(other)
-            first = F.cross_entropy(loop.model(u[j]), wrong[j])
-            loop.step(first + weight * F.cross_entropy(loop.model(x[i]), y[i]))
+            z = loop.model(torch.cat([u[j], x[i]]))
+            loop.step(F.cross_entropy(z[: len(j)], wrong[j]) + weight * F.cross_entropy(z[len(j) :], y[i]))
     options = {} if share is None else {"share": share}
     options |= {} if weight is None else {"retain_weight": weight, "forget_batch_size": 3}
     found = call("random_labels" if share is None else "salun", sample, batch_norm=mode, **options)
@@ -263,8 +268,9 @@ def test_a_single_sample_at_the_end_of_a_pass_joins_the_batch_before():
     assert call("fine_tuning", sample, batch_norm="eval", batch_size=5).notes[0].startswith("6 steps")
     alone = {"data": sample.data, "progress": False}
     with refused(InvalidData, 'this one is a single sample. Pass batch_norm="eval"', sample.model):
-        baselines.neggrad_plus(sample.model, None, sample.loss, sample.part(slice(3, 4)), **alone)
-    baselines.neggrad_plus(sample.model, None, sample.loss, sample.part(slice(3, 4)), batch_norm="eval", **alone)
+        baselines.scrub(sample.model, None, sample.loss, sample.part(slice(3, 4)), **alone)
+    baselines.scrub(sample.model, None, sample.loss, sample.part(slice(3, 4)), batch_norm="eval", **alone)
+    baselines.neggrad_plus(sample.model, None, sample.loss, sample.part(slice(3, 4)), **alone)
 
 
 def test_scrub_rewinds_to_the_epoch_that_knows_s_as_well_as_what_it_never_saw():
@@ -300,7 +306,7 @@ def digits_problem() -> problems.Sample:
             optimiser.step()
     sample = problems.Sample("digits", model.eval(), "cross_entropy", x, y)
     model.zero_grad()
-    assert accuracy(model, x, y) == 1
+    assert accuracy(model, x, y) > 0.98
     return sample
 
 
@@ -311,22 +317,23 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 def test_on_digits_all_of_them_forget_what_fine_tuning_keeps():
     sample = digits_problem()
-    part = {"forget": sample.part(slice(0, 40)), "data": sample.data, "batch_size": 50, "progress": False}
+    inside = sample.y == 3
+    part = {"forget": sample.part(inside), "data": sample.data, "batch_size": 50, "progress": False}
     settings: dict[str, dict[str, Any]] = {
-        "fine_tuning": {"batch_norm": "train", "epochs": 5, "learning_rate": 0.02},
-        "neggrad_plus": {"beta": 0.6, "learning_rate": 0.02},
-        "scrub": {"learning_rate": 0.02, "forget_batch_size": 10, "alpha": 0.1, "temperature": 1.0},
-        "random_labels": {"learning_rate": 0.1},
-        "salun": {"learning_rate": 0.1},
+        "fine_tuning": {"batch_norm": "train", "epochs": 5},
+        "neggrad_plus": {"beta": 0.8},
+        "scrub": {"learning_rate": 5e-3, "forget_batch_size": 10, "batch_norm": "eval"},
+        "random_labels": {},
+        "salun": {},
     }
     right = {}
     for method, options in settings.items():
         model = getattr(baselines, method)(sample.model, None, sample.loss, **part, **options).model
-        right[method] = accuracy(model, sample.x[:40], sample.y[:40]), accuracy(model, sample.x[40:], sample.y[40:])
-    assert right["fine_tuning"][0] > 0.95
+        right[method] = [accuracy(model, sample.x[some], sample.y[some]) for some in (inside, ~inside)]
+    assert right["fine_tuning"][0] > 0.9
     for method in TRAINED:
-        assert right[method][0] < right["fine_tuning"][0] - 0.1, right
-        assert right[method][1] > right[method][0], right
+        assert right[method][0] < 0.5, right
+        assert right[method][1] > 0.8, right
 
 
 def test_ascent_ends_with_the_step_that_was_enough():
@@ -335,13 +342,11 @@ def test_ascent_ends_with_the_step_that_was_enough():
     options: Any = {"learning_rate": 2e-3, "batch_size": 16, "seed": SEED, "momentum": MOMENTUM, "progress": False}
     ascend = partial(baselines.gradient_ascent_until, sample.model, None, sample.loss, forget, **options)
     loop, order, seen = Loop(sample, "eval"), places(40, 16), [1.0]
-    loop_step = partial(Loop.step, loop)
-    decayed = DECAY
     while seen[-1] > 0.6:
         i = next(order)
-        loop_step(-F.cross_entropy(loop.model(x[i]), y[i]), 2e-3)
+        loop.step(-F.cross_entropy(loop.model(x[i]), y[i]), 2e-3)
         seen.append(accuracy(loop.model, x, y))
-    found = ascend(stop_accuracy=0.6, weight_decay=decayed, epochs=200)
+    found = ascend(stop_accuracy=0.6, weight_decay=DECAY, epochs=200)
     loop.assert_equals(found)
     assert found.notes[0].startswith(f"{len(seen) - 1} steps")
     assert len(seen) > 5
@@ -354,7 +359,7 @@ def test_ascent_ends_with_the_step_that_was_enough():
 def test_what_diverges_is_refused(method):
     sample = with_dropout()
     options = {"stop_accuracy": 0.0} if method == "gradient_ascent_until" else {}
-    with refused(Diverged, "diverged: the loss is (nan|inf) in step|is NaN or infinite", sample.model):
+    with refused(Diverged, "diverged: the loss is (nan|inf) in step|(is|are) NaN or infinite", sample.model):
         call(method, sample, learning_rate=1e200, epochs=6, batch_norm="eval", **options)
 
 

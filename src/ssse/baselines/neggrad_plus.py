@@ -28,6 +28,7 @@ def neggrad_plus(
     learning_rate: float = 0.01,
     beta: float = 0.95,
     forget_batch_size: int | None = None,
+    together: bool = True,
     **options: Unpack[Options],
 ) -> Updated:
     """Stochastic gradient descent from θ on
@@ -35,13 +36,15 @@ def neggrad_plus(
         β · (1/(n−k)) Σ_{i∈D∖S} ℓᵢ(θ) − (1−β) · (1/k) Σ_{i∈S} ℓᵢ(θ)
 
     An epoch is one pass over D∖S; each of its steps has a mini-batch of D∖S and one of S beside it, which is passed
-    over as often as that takes. They go through the network one after the other, S first, so that BatchNorm in train
-    mode normalises each by its own statistics. The best β and rate depend on the problem: choose them on validation
-    data before comparing (`tune`).
+    over as often as that takes. The best β and rate depend on the problem: choose them on validation data before
+    comparing (`tune`).
 
     Args:
         data: the training data, the forgotten samples among it; read once and held.
         forget_batch_size: samples of S a step; as many as of D∖S if not given.
+        together: both mini-batches go through the network as one. BatchNorm in train mode then normalises both by the
+            same statistics; apart it has those of S alone for S, which are not those that the model predicts with.
+            The paper does not say.
         options: of the training: momentum, weight_decay, batch_size, schedule, batch_norm, autocast, seed, parameters,
             label_key, progress, after_epoch, as `ssse.baselines.sgd.Options` explains them.
 
@@ -57,8 +60,8 @@ def neggrad_plus(
     draw, other = recipe.draw(retained), recipe.draw(training.forgotten, forget_batch_size)
 
     def loss(pair: tuple[Batch, Batch]) -> Tensor:
-        up = training.student.loss(pair[1])
-        return beta * training.student.loss(pair[0]) - (1 - beta) * up
+        down, up = training.student.losses(pair, together=together)
+        return beta * down - (1 - beta) * up
 
     phase = Phase(draw.steps, zip(draw, other, strict=True), loss)
     trace = training.descend([[phase]] * epochs)

@@ -81,8 +81,8 @@ def relabelled(training: Training, data: Data, retain_weight: float | None, forg
     draw, beside = recipe.draw(retained), recipe.draw(wrong, forget_batch_size)
 
     def loss(pair: tuple[Batch, Batch]) -> Tensor:
-        wronged = student.loss(pair[1])
-        return wronged + retain_weight * student.loss(pair[0])
+        own, wronged = student.losses(pair, together=True)
+        return wronged + retain_weight * own
 
     return Phase(draw.steps, zip(draw, beside, strict=True), loss)
 

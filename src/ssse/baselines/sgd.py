@@ -219,7 +219,7 @@ class Training:
                         recipe.after_epoch(epoch, self.problem.with_theta(state.theta, state.buffers))
                 if ended:
                     break
-        student.check_statistics()
+        student.check(self.request.batches[0][0])
         return Trace(len(seen), seen[0], seen[-1])
 
     def answer(self, method: str, reference: str, notes: Sequence[str], state: State | None = None) -> Updated:

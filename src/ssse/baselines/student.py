@@ -10,12 +10,14 @@ from torch import Tensor, nn
 
 from ssse.errors import Diverged, InvalidData, InvalidSetting
 from ssse.problem.batch_forms import Inputs
-from ssse.problem.batches import Batch
+from ssse.problem.batches import Batch, join_batches
 from ssse.problem.labels import Labels, label_values
 from ssse.problem.problem import Problem
 from ssse.problem.view import arguments, flat_outputs
 from ssse.problem.weighted_loss import unweighted
 from ssse.problem.wrappers import copied
+
+SMALLER = "nothing was changed. Use a smaller learning_rate."
 
 
 @dataclass(frozen=True)
@@ -66,35 +68,52 @@ class Student:
         x, y = batch
         return self.problem.loss.values(self.outputs(x), y).mean()
 
-    @torch.no_grad()
+    def losses(self, pair: tuple[Batch, Batch], *, together: bool) -> tuple[Tensor, Tensor]:
+        """Mean losses over two batches, which go through the network as one, or the second before the first."""
+        one, other = pair
+        if not together:
+            after = self.loss(other)
+            return self.loss(one), after
+        x, y = join_batches([one, other])
+        values = self.problem.loss.values(self.outputs(x), y)
+        return values[: len(one[1])].mean(), values[len(one[1]) :].mean()
+
     def accuracy(self, batches: Iterable[Batch]) -> float:
-        """Of the model as it predicts, in eval mode."""
+        """Of the model as it predicts."""
         right = torch.zeros((), dtype=torch.long, device=self.problem.device)
         count = 0
-        if self._train:
-            self.model.eval()
         for x, y in batches:
-            args, kwargs = arguments(x)
-            right += (flat_outputs(self.model(*args, **kwargs)).argmax(1) == label_values(y)).sum()
+            right += (self.predicted(x).argmax(1) == label_values(y)).sum()
             count += len(y)
-        if self._train:
-            self.model.train()
         return int(right) / count
+
+    @torch.no_grad()
+    def predicted(self, x: Inputs) -> Tensor:
+        """z in eval mode, shape (n, c)."""
+        args, kwargs = arguments(x)
+        if not self._train:
+            return flat_outputs(self.model(*args, **kwargs))
+        self.model.eval()
+        try:
+            return flat_outputs(self.model(*args, **kwargs))
+        finally:
+            self.model.train()
 
     def state(self) -> State:
         named = {name: p.detach() for name, p in zip(self.problem.layout.names, self.parameters, strict=True)}
         held = {name: value.detach().clone() for name, value in self.model.named_buffers()} if self._train else {}
         return State(self.problem.layout.flatten(named), held)
 
-    def check_statistics(self) -> None:
-        """Running statistics may overflow where the loss, taken from those of the batch, does not."""
+    def check(self, x: Inputs) -> None:
+        """Refuse a training that ended in nothing: running statistics may overflow where the loss does not, which is
+        taken from those of the batch, and outputs after the last step.
+        """
         before = dict(self.problem.model.named_buffers())
         for name, value in self.model.named_buffers():
             if value.is_floating_point() and not bool((value.isfinite() | ~before[name].isfinite()).all()):
-                raise Diverged(
-                    f"The buffer '{name}' became NaN or infinite in training; nothing was changed. Use a smaller "
-                    "learning_rate."
-                )
+                raise Diverged(f"The buffer '{name}' became NaN or infinite in training; {SMALLER}")
+        if not bool(self.predicted(x).isfinite().all()):
+            raise Diverged(f"After the training the outputs are NaN or infinite; {SMALLER}")
 
 
 def check_classes(problem: Problem, y: Labels, method: str) -> None:
