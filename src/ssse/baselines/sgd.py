@@ -150,13 +150,14 @@ class Training:
         usual_decay: float = DECAY,
     ):
         """`name`: as messages have it. `usual_decay`: w where neither the recipe nor a curvature says."""
-        self.name, self.recipe = name, recipe
+        self.name: str = name
+        self.recipe: Recipe = recipe
         self.request: Request = read_request(model, curvature, loss_fn, forget, recipe.parameters, recipe.label_key)
         self.problem: Problem = self.request.problem
         self.decay: float = decay_of(curvature, recipe.weight_decay, usual_decay)
         self.forgotten: Batch = join_batches(self.request.batches)
         self.problem.check_labels(self.forgotten[1])
-        self.student = Student(self.problem, train=recipe.batch_norm == "train", autocast=recipe.autocast)
+        self.student: Student = Student(self.problem, train=recipe.batch_norm == "train", autocast=recipe.autocast)
 
     def retained(self, data: Data) -> Batch:
         """D∖S as one batch, on the device."""

@@ -37,7 +37,7 @@ class Student:
 
     def __init__(self, problem: Problem, *, train: bool, autocast: bool = False):
         """`train`: in train mode, where BatchNorm normalises by its batch and counts it, and dropout drops."""
-        self.problem = problem
+        self.problem: Problem = problem
         self.model: nn.Module = copied(problem.model)
         self._train, self._autocast = train, autocast
         named = dict(self.model.named_parameters())
