@@ -28,6 +28,7 @@ from ssse.erasure.request import Samples, check_settings, matching_view, read_ma
 from ssse.erasure.stages import Stages, showing
 from ssse.erasure.trust import Step, Trust, measure_swings, measure_trust, trust_by_swing
 from ssse.errors import DoesNotFit, InvalidSetting, Refused
+from ssse.problem.batch_statistics import statistics_layers
 from ssse.problem.batches import Batch
 from ssse.problem.fingerprint import Fingerprint
 from ssse.problem.loaders import Data, as_batches
@@ -274,6 +275,7 @@ def erase_from(
     diagnostics = Diagnostics(
         notes=notes_on(curvature, problem, solved, samples),
         response="unknown" if curvature.linear is None else problem.loss.response,
+        statistics=curvature.linear is None and bool(statistics_layers(problem.model)),
         k=samples.count,
         n=curvature.n,
         erased=curvature.erased,
