@@ -47,6 +47,9 @@ class Diagnostics(Assessment):
         decay_estimate: ŵ as the gradient tells it, where it contradicts the weight decay given; otherwise None.
         rounding: of a model in half precision, how far the model that is handed back is from the one that was computed,
             over the length of the step from θ*; None of others.
+        solve_residual: ‖b − Mu‖/‖b‖ of the system that the step u solves, measured with products in float64 (of
+            conjugate gradients in the model's precision) before u is rounded to the model's precision; None where M is
+            not at hand to multiply with ("recurrence").
         verdict: "ok" means that the step is Newton's for a model linear in θ, and that its measures agree.
 
     The others are as of `Assessment`.
@@ -67,6 +70,7 @@ class Diagnostics(Assessment):
     swing_max: float | None = None
     decay_estimate: float | None = None
     rounding: float | None = None
+    solve_residual: float | None = None
 
     @property
     def imbalance(self) -> float | None:
@@ -83,6 +87,7 @@ class Diagnostics(Assessment):
             "ε, λ": f"{number(self.scale)}, {number(self.damping)}",
             **known,
             "‖∇L(θ*)‖": number(self.gradient_norm),
+            **({} if self.solve_residual is None else {"residual of the solve": f"{self.solve_residual:.1e}"}),
             **({} if self.rounding is None else {"rounding": f"{self.rounding:.1%} of the step"}),
             "loss on S": loss,
         }
