@@ -50,6 +50,9 @@ class Diagnostics(Assessment):
         rounding: of a model in half precision, how far the model that is handed back is from the one that was computed,
             over the length of the step from θ*; None of others.
         statistics: whether BatchNorm layers hold statistics of what the step changes.
+        solve_residual: ‖b − Mu‖/‖b‖ of the system that the step u solves, measured with products in float64 (of
+            conjugate gradients in the model's precision) before u is rounded to the model's precision; None where M is
+            not at hand to multiply with ("recurrence").
         verdict: "ok" means that the step is Newton's for a model linear in θ, and that its measures agree.
 
     The others are as of `Assessment`.
@@ -71,6 +74,7 @@ class Diagnostics(Assessment):
     decay_estimate: float | None = None
     rounding: float | None = None
     statistics: bool = False
+    solve_residual: float | None = None
 
     @property
     def imbalance(self) -> float | None:
@@ -87,6 +91,7 @@ class Diagnostics(Assessment):
             "ε, λ": f"{number(self.scale)}, {number(self.damping)}",
             **known,
             "‖∇L(θ*)‖": number(self.gradient_norm),
+            **({} if self.solve_residual is None else {"residual of the solve": f"{self.solve_residual:.1e}"}),
             **({} if self.rounding is None else {"rounding": f"{self.rounding:.1%} of the step"}),
             "loss on S": loss,
         }
