@@ -30,8 +30,11 @@ if TYPE_CHECKING:
     from ssse.erasure.diagnostics import Diagnostics as Diagnostics
     from ssse.erasure.erase import Erasure as Erasure
     from ssse.erasure.erase import erase as erase
+    from ssse.erasure.recalibrate import recalibrate as recalibrate
     from ssse.erasure.refine import Refinement as Refinement
     from ssse.erasure.refine import refine as refine
+    from ssse.erasure.repair import Repair as Repair
+    from ssse.erasure.repair import repair as repair
     from ssse.errors import DoubtfulSetting as DoubtfulSetting
     from ssse.errors import Refused as Refused
     from ssse.errors import SSSEError as SSSEError
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from ssse.evaluation.splits import four_splits as four_splits
     from ssse.evaluation.table import Evaluation as Evaluation
     from ssse.paper.reproduce import reproduce as reproduce
+    from ssse.problem.short_training import Training as Training
     from ssse.verdict import BOUNDS as BOUNDS
     from ssse.workspace.workspace import Workspace as Workspace
 
@@ -67,6 +71,10 @@ _HOMES = {
     "erase": "ssse.erasure.erase",
     "Refinement": "ssse.erasure.refine",
     "refine": "ssse.erasure.refine",
+    "recalibrate": "ssse.erasure.recalibrate",
+    "Repair": "ssse.erasure.repair",
+    "repair": "ssse.erasure.repair",
+    "Training": "ssse.problem.short_training",
     "DoubtfulSetting": "ssse.errors",
     "Refused": "ssse.errors",
     "SSSEError": "ssse.errors",
@@ -88,8 +96,10 @@ __all__ = [
     "Recurrence",
     "Refinement",
     "Refused",
+    "Repair",
     "SSSEError",
     "Scan",
+    "Training",
     "Undecided",
     "Workspace",
     "baselines",
@@ -99,7 +109,9 @@ __all__ = [
     "four_splits",
     "metrics",
     "plan",
+    "recalibrate",
     "refine",
+    "repair",
     "reproduce",
     "scan",
     "sklearn",

@@ -17,7 +17,6 @@ from ssse.curvature.curvature import Curvature, JointState
 from ssse.curvature.fit import bind_data
 from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.matrix_free import MatrixFreeStructure
-from ssse.curvature.structure import LeftOut
 from ssse.erasure.bounds import check_override
 from ssse.erasure.diagnostics import Diagnostics, doubts, judge, notes_on
 from ssse.erasure.health import worsening
@@ -25,9 +24,11 @@ from ssse.erasure.policy import Policy
 from ssse.erasure.probe import look_at
 from ssse.erasure.refusal import refusal_of
 from ssse.erasure.request import Samples, check_settings, matching_view, read_matching
+from ssse.erasure.solving import gradient_sum, refuse_impossible, samples_at_origin, solve_request
 from ssse.erasure.stages import Stages, showing
 from ssse.erasure.trust import Step, Trust, measure_swings, measure_trust, trust_by_swing
 from ssse.errors import DoesNotFit, InvalidSetting, Refused
+from ssse.problem.batch_statistics import statistics_layers
 from ssse.problem.batches import Batch
 from ssse.problem.fingerprint import Fingerprint
 from ssse.problem.loaders import Data, as_batches
@@ -266,14 +267,15 @@ def erase_from(
     origin = request.problem.theta()
     slope, gradient = gradient, gradient + samples.count * curvature.weight_decay * origin
     removed = gradient if curvature.joint is None else gradient + curvature.joint.removed_gradient
-    right = removed - _gradient_sum(curvature) if residual else removed
+    right = removed - gradient_sum(curvature) if residual else removed
     stages.begin("solving")
-    solved = _solve(curvature, right, rows, samples.count, 0 if leave_out else request.missing(), stages)
+    solved = solve_request(curvature, right, rows, samples.count, 0 if leave_out else request.missing(), stages)
     stages.begin("looking at the step")
 
     diagnostics = Diagnostics(
         notes=notes_on(curvature, problem, solved, samples),
         response="unknown" if curvature.linear is None else problem.loss.response,
+        statistics=curvature.linear is None and bool(statistics_layers(problem.model)),
         k=samples.count,
         n=curvature.n,
         erased=curvature.erased,
@@ -285,12 +287,13 @@ def erase_from(
         gradient_norm=None if curvature.gradient is None else float(curvature.gradient.norm()),
         forget_gradient_norm=float(gradient.norm()),
         decay_estimate=curvature.decay_estimate,
+        solve_residual=None if solved.residual is None else _known(solved.residual),
         leverage_max=_known(float(solved.leverages[0])) if leave_out else None,
         leverage_sum=_known(solved.leverage_sum) if leave_out else None,
         leverages=tuple(v for v in solved.leverages.tolist() if not math.isnan(v)) if leave_out else (),
         loss_before=loss / samples.count if curvature.joint is None else _mean_loss(problem, samples.batches),
     )
-    _refuse_impossible(diagnostics, solved, curvature)
+    refuse_impossible(diagnostics, solved, curvature)
 
     exact = origin + scale * solved.solution
     if not bool(torch.isfinite(exact).all()):
@@ -366,55 +369,6 @@ def _with_data(
     return replace(curvature, structure=bound)
 
 
-def _solve(
-    curvature: Curvature, right: Tensor, rows: StackedRows | None, k: int, missing: int, stages: Stages
-) -> LeftOut:
-    structure = curvature.structure
-    if isinstance(structure, MatrixFreeStructure):
-        structure = structure.watched(stages)
-    if rows is not None:
-        return structure.leave_out(rows, right, curvature.ridge_without(k))
-    # Definition 3.1: n/(n−k) of the full curvature.
-    share = _samples_at_origin(curvature) / (curvature.n - k)
-    if isinstance(structure, MatrixFreeStructure):
-        solved = structure.leave_out(None, right, structure.ridge)  # with the solver's own account of its accuracy
-        return replace(solved, solution=solved.solution * share)
-    return LeftOut(structure.solve(right) * share, torch.zeros(1), 0.0, "", missing=missing)
-
-
-def _gradient_sum(curvature: Curvature) -> Tensor:
-    """n∇L(θ*) over the data that the gradient was taken of."""
-    assert curvature.gradient is not None
-    return _samples_at_origin(curvature) * curvature.gradient
-
-
-def _samples_at_origin(curvature: Curvature) -> int:
-    """A joint stream counts from its first request on."""
-    return curvature.n if curvature.joint is None else curvature.joint.n
-
-
-def _refuse_impossible(diagnostics: Diagnostics, solved: LeftOut, curvature: Curvature) -> None:
-    if solved.missing:
-        raise Refused(
-            diagnostics.refused(
-                f"{solved.missing} of the rows to forget are not among the curvature's rows: those samples were not in "
-                "the training data, not bit for bit in this form (other preprocessing, other labels), or are erased "
-                "already.",
-            )
-        )
-    if solved.indefinite:
-        largest = diagnostics.leverage_max
-        leverage = "" if largest is None or largest < 1 else f" (largest leverage {largest:.4g}, must be below 1)"
-        drifted = curvature.erased > 0 and curvature.joint is None
-        stream = " Since this model was rebased, its rows have moved from those stored: fit a new curvature." * drifted
-        raise Refused(
-            diagnostics.refused(
-                f"The samples carry more curvature in '{solved.where}' than the training data as a whole{leverage}. "
-                f"They were not in the training data, not in this form, or the curvature belongs to another θ.{stream}",
-            )
-        )
-
-
 def _refuse_lost(diagnostics: Diagnostics, problem: Problem, theta: Tensor, step: Tensor) -> None:
     """Of a model in half precision: what it cannot hold."""
     dtypes = " and ".join(sorted({str(value.dtype) for value in problem.stored_parameters().values()}))
@@ -449,7 +403,7 @@ def _curvature_after(
         erased=curvature.erased + k,
         gradient=curvature.gradient if joint else None,
         mean_loss=None,
-        joint=JointState(origin, removed, leave_out, _samples_at_origin(curvature)) if joint else None,
+        joint=JointState(origin, removed, leave_out, samples_at_origin(curvature)) if joint else None,
     )
 
 
@@ -457,7 +411,7 @@ def _residual_step(curvature: Curvature, step: Tensor) -> float | None:
     """‖M⁻¹ n∇L(θ*)‖ over the length of the step: what the training of a linear model left of the way to its minimum."""
     if curvature.linear is None or curvature.gradient is None:
         return None
-    left = curvature.structure.rough_solve(_gradient_sum(curvature).to(step.dtype))
+    left = curvature.structure.rough_solve(gradient_sum(curvature).to(step.dtype))
     return float(left.norm() / step.norm().clamp_min(torch.finfo(step.dtype).tiny))
 
 
