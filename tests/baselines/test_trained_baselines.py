@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import ssse
 from ssse import baselines
 from ssse.baselines.random_labels import other_labels
+from ssse.baselines.sgd import Recipe
 from ssse.errors import Diverged, InvalidData, InvalidSetting
 from ssse.problem.batches import shuffled_places
 from tests.support import problems
@@ -229,6 +230,11 @@ def test_a_single_sample_at_the_end_of_a_pass_joins_the_batch_before():
     sample = with_dropout()
     assert call("fine_tuning", sample, batch_norm="train", batch_size=5).notes[0].startswith("4 steps")
     assert call("fine_tuning", sample, batch_norm="eval", batch_size=5).notes[0].startswith("6 steps")
+    for count, size in [(11, 5), (11, 10), (11, 11), (3, 1), (1, 1), (1, 4), (10, 5)]:  # steps make up whole passes
+        for mode in ("train", "eval"):
+            index = torch.arange(count)
+            draw = Recipe(epochs=1, learning_rate=1.0, batch_size=size, batch_norm=mode).draw((index, index))
+            assert torch.cat([next(draw.places) for _ in range(draw.steps)]).sort().values.equal(index)
     alone = {"data": sample.data, "progress": False}
     with refused(InvalidData, 'this one is a single sample. Pass batch_norm="eval"', sample.model):
         baselines.scrub(sample.model, None, sample.loss, sample.part(slice(3, 4)), **alone)
