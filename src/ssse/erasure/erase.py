@@ -129,6 +129,19 @@ class Erasure:
     _erased: Problem = field(repr=False)
     _origin: Tensor = field(repr=False)  # θ*, which the scale counts from
 
+    @property
+    def reach(self) -> float:
+        """The length of the step at scale 1 over ‖θ*‖."""
+        return float(self.direction.norm() / self._origin.norm())
+
+    def at(self, scale: float) -> nn.Module:
+        """The model at another scale of this step, without solving again: θ* + ε·direction, a copy. It is not judged:
+        look at it with `scan` or `evaluate`.
+        """
+        if not math.isfinite(scale):
+            raise InvalidSetting(f"scale must be a number, not {scale!r}.")
+        return self._erased.with_theta(self._origin + scale * self.direction)
+
     @cached_property
     def curvature(self) -> Curvature:
         """The curvature for the next request, from which the forgotten rows are gone.

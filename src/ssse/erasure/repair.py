@@ -210,6 +210,13 @@ def repair(
     )
 
 
+def repair_training(training: Training | None = None, **own: float | None) -> Training:
+    """Of a repair: what was given, otherwise its share of the training that the model came from."""
+    settings = _settings(training, own, None)
+    assert settings is not None  # without a training of the user's own there are settings
+    return settings
+
+
 def _settings(training: Training | None, own: Mapping[str, Any], train: Any) -> Training | None:
     """Of the repair: what was given, otherwise a share of what the model was trained with. None: they are `train`'s."""
     given = {name: value for name, value in own.items() if value is not None}
