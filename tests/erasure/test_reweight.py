@@ -254,6 +254,14 @@ def test_a_linear_model_is_sent_to_refine():
         erase(sample, fit(sample), reweight=3)
 
 
+def test_a_scale_that_was_measured_for_the_one_step_is_not_taken():
+    sample = problems.mlp()
+    curvature = fit(sample).with_scale(0.5, "measured")
+    with refused(InvalidSetting, "measured for the one step", sample.model):
+        erase(sample, curvature, reweight=3)
+    assert erase(sample, curvature, reweight=3, scale=0.5).diagnostics.scale == 0.5
+
+
 def test_strangers_are_refused_as_ever():
     sample = problems.mlp()
     with refused(ssse.Refused, "not among the curvature's rows", sample.model):

@@ -256,7 +256,7 @@ def erase_from(
     """`erase`, of a model that `matching_view` found to be the curvature's: it is not hashed again."""
     started, stages = time.perf_counter(), stages or Stages()
     overridden = check_override(override)
-    check_reweight(curvature, reweight, leave_out)
+    check_reweight(curvature, reweight, leave_out, scale)
     scale = check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
     problem, samples = read_matching(view, curvature, loss_fn, forget)
     request = _Request(_at_origin(problem, curvature), curvature, samples)

@@ -38,11 +38,16 @@ def solve_request(
     return LeftOut(solution * share, torch.zeros(1), 0.0, "", missing=missing, residual=residual)
 
 
-def check_reweight(curvature: Curvature, rounds: int, leave_out: bool) -> None:
+def check_reweight(curvature: Curvature, rounds: int, leave_out: bool, scale: float | None) -> None:
     if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 0:
         raise InvalidSetting(f"reweight is a whole number of rounds from 0 on, not {rounds!r}.")
     if rounds and not leave_out:
         raise InvalidSetting("reweight is of what remains without the samples: use it with leave_out=True.")
+    if rounds and scale is None and curvature.calibrated is not None:
+        raise InvalidSetting(
+            f"The scale {curvature.calibrated.scale:.3g} that is stored with this curvature was measured for the one "
+            "step, without reweight: pass a scale."
+        )
     if rounds:
         check_reweighting(curvature.structure)
 
