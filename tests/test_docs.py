@@ -155,14 +155,17 @@ def test_the_code_of_the_evidence_page_runs(tmp_path, monkeypatch):
         "train_set": TensorDataset(digits.x, digits.y),
         "test_set": TensorDataset(digits.test_x, digits.test_y),
         "test_labels": digits.test_y,
+        "data": [(digits.x, digits.y)],
+        "judge": lambda model: float(model(digits.test_x).argmax(1).eq(digits.test_y).double().mean()),
         "forget_index": places,
         **dict.fromkeys(("first_seed", "second_seed", "third_seed"), retrained),
     }
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "evidence.md").read_text(), re.DOTALL)
     classifiers = [block for block in blocks if "causal_lm" not in block]  # the other: tests/rows/test_gpt_rows.py
-    assert len(classifiers) == 2
+    assert len(classifiers) == 3
     for block in classifiers:
         exec(block, names)
+    assert len(names["tuned"].values) == 6
     assert (tmp_path / "table.svg").stat().st_size > 1000
     assert (tmp_path / "curve.svg").stat().st_size > 1000
 

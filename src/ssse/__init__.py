@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ssse.calibration.calibrate import Calibration as Calibration
     from ssse.calibration.calibrate import calibrate as calibrate
     from ssse.calibration.criteria import Undecided as Undecided
+    from ssse.calibration.lasting import LastingErasure as LastingErasure
+    from ssse.calibration.lasting import erase_and_repair as erase_and_repair
     from ssse.curvature import Curvature as Curvature
     from ssse.curvature import plan as plan
     from ssse.curvature.choices import Dense as Dense
@@ -30,8 +32,11 @@ if TYPE_CHECKING:
     from ssse.erasure.diagnostics import Diagnostics as Diagnostics
     from ssse.erasure.erase import Erasure as Erasure
     from ssse.erasure.erase import erase as erase
+    from ssse.erasure.recalibrate import recalibrate as recalibrate
     from ssse.erasure.refine import Refinement as Refinement
     from ssse.erasure.refine import refine as refine
+    from ssse.erasure.repair import Repair as Repair
+    from ssse.erasure.repair import repair as repair
     from ssse.errors import DoubtfulSetting as DoubtfulSetting
     from ssse.errors import Refused as Refused
     from ssse.errors import SSSEError as SSSEError
@@ -41,11 +46,14 @@ if TYPE_CHECKING:
     from ssse.evaluation.splits import four_splits as four_splits
     from ssse.evaluation.table import Evaluation as Evaluation
     from ssse.paper.reproduce import reproduce as reproduce
+    from ssse.problem.short_training import Training as Training
     from ssse.verdict import BOUNDS as BOUNDS
     from ssse.workspace.workspace import Workspace as Workspace
 
 _PACKAGES = ("baselines", "metrics", "sklearn")
 _HOMES = {
+    "LastingErasure": "ssse.calibration.lasting",
+    "erase_and_repair": "ssse.calibration.lasting",
     "Calibration": "ssse.calibration.calibrate",
     "calibrate": "ssse.calibration.calibrate",
     "Evaluation": "ssse.evaluation.table",
@@ -67,6 +75,10 @@ _HOMES = {
     "erase": "ssse.erasure.erase",
     "Refinement": "ssse.erasure.refine",
     "refine": "ssse.erasure.refine",
+    "recalibrate": "ssse.erasure.recalibrate",
+    "Repair": "ssse.erasure.repair",
+    "repair": "ssse.erasure.repair",
+    "Training": "ssse.problem.short_training",
     "DoubtfulSetting": "ssse.errors",
     "Refused": "ssse.errors",
     "SSSEError": "ssse.errors",
@@ -83,23 +95,29 @@ __all__ = [
     "Diagonal",
     "Erasure",
     "Evaluation",
+    "LastingErasure",
     "LowRank",
     "MatrixFree",
     "Recurrence",
     "Refinement",
     "Refused",
+    "Repair",
     "SSSEError",
     "Scan",
+    "Training",
     "Undecided",
     "Workspace",
     "baselines",
     "calibrate",
     "erase",
+    "erase_and_repair",
     "evaluate",
     "four_splits",
     "metrics",
     "plan",
+    "recalibrate",
     "refine",
+    "repair",
     "reproduce",
     "scan",
     "sklearn",

@@ -11,7 +11,8 @@ from torch import nn
 
 from ssse.baselines.update import Updated, read_request
 from ssse.curvature.curvature import Curvature
-from ssse.errors import InvalidModel, ModelMismatch
+from ssse.erasure.trained import check_trained
+from ssse.errors import InvalidModel
 from ssse.problem.batches import given_form
 from ssse.problem.loaders import Data
 from ssse.problem.losses import LossLike
@@ -50,14 +51,7 @@ def retrain(
     before = request.problem.theta()
     kept, _ = request.retained(data, group=1024)
     trained = train([given_form(batch) for batch in kept])
-    if not isinstance(trained, nn.Module):
-        raise InvalidModel(f"train(batches) must return the trained nn.Module; it returned a {type(trained).__name__}.")
-    if trained is model:
-        raise InvalidModel(
-            "train(batches) returned the very model that was passed in, which is to stay as it is. Build a new module "
-            "inside train()."
-        )
-    _check_same_parameters(model, trained)
+    check_trained(model, trained)
     trained.eval()
     named = dict(trained.named_parameters())
     theta = request.problem.layout.flatten({name: named[name].detach() for name in request.problem.layout.names})
@@ -66,14 +60,3 @@ def retrain(
     note = f"trained on the {sum(len(y) for _, y in kept)} samples that remain"
     seconds = time.perf_counter() - request.started
     return Updated(trained, theta.to(before) - before, None, "retrain", REFERENCE, (note,), seconds)
-
-
-def _check_same_parameters(model: nn.Module, trained: nn.Module) -> None:
-    wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    have = {name: tuple(p.shape) for name, p in trained.named_parameters()}
-    for name in [*wanted, *have]:
-        if wanted.get(name) != have.get(name):
-            raise ModelMismatch(
-                f"train(batches) must return a model of the same architecture; parameter '{name}' is "
-                f"{wanted.get(name, 'absent')} in the model and {have.get(name, 'absent')} in the retrained one."
-            )

@@ -21,18 +21,29 @@ class GuardRows(MarginRows):
     """Margins that are held where they are: curvature √(v p(1−p)) as it is now, and no loss that would change it."""
 
 
+def check_guarding(structure: Structure) -> LowRankStructure:
+    """Whether it keeps margins and one kernel of them, without weights."""
+    if (
+        isinstance(structure, LowRankStructure)
+        and len(structure.blocks) == 1
+        and structure.grams[0].weights is not None
+    ):
+        return structure
+    raise InvalidSetting(
+        'Guards are for networks with rows="margin", structure="lowrank" and blocks="one", whose margins and their '
+        "kernel are kept, fitted by this version."
+    )
+
+
 def guarded(structure: Structure, guards: Sequence[HeldRows], weight: float) -> LowRankStructure:
     """M + weight·GᵀG for the rows G of these samples: the kernel of ∇φ, bordered by theirs. The rows are not copied.
 
     Raises:
         InvalidSetting: the structure does not keep margins and their kernel.
     """
-    gram = structure.grams[0] if isinstance(structure, LowRankStructure) and len(structure.blocks) == 1 else None
-    if not isinstance(structure, LowRankStructure) or gram is None or gram.weights is None:
-        raise InvalidSetting(
-            'Guards are for networks with rows="margin", structure="lowrank" and blocks="one", whose margins and their '
-            "kernel are kept, fitted by this version."
-        )
+    structure = check_guarding(structure)
+    gram = structure.grams[0]
+    assert gram.weights is not None
     dtype, added = structure.kernel_dtype, [_guard(part, weight, structure) for part in guards]
     parts = [*structure.rows.parts, *added]
     held, count = structure.rows.count, sum(part.count for part in parts)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch import nn
-
 from ssse.curvature.curvature import Curvature, part_note
 from ssse.curvature.structure import LeftOut
 from ssse.erasure.copies import note_on_copies
 from ssse.erasure.request import Samples
+from ssse.problem.batch_statistics import statistics_layers
 from ssse.problem.losses import Response
 from ssse.problem.problem import Problem
 from ssse.verdict import TRUSTED_LEVERAGE, Assessment, distrust, number
@@ -25,6 +24,9 @@ LARGE_RESIDUAL = 0.50
 LARGE_RESIDUAL_STEP = 0.20
 LARGE_CORRECTION = 0.50
 LINEARISATION_FACTOR = 3.0
+# Of a network with BatchNorm. All airplanes erased from a ResNet-20: with the statistics it had, 98 % of them are still
+# right and the gap to a retrained network is 49 points; with statistics estimated anew, 0.3 % and half a point.
+LARGE_STEP_OF_STATISTICS = 0.10
 # Of 240 steps of softmax regressions and small networks on digits, kept in bfloat16 and float16, 1 to 100 samples at a
 # time: up to here the loss on S changes by what it should to within 8 %, and the objective on what stays gains nearly
 # all that the exact step gains; from 0.2 to 0.3 a third of that is gone, and past 0.5 mostly all.
@@ -47,6 +49,7 @@ class Diagnostics(Assessment):
         decay_estimate: ŵ as the gradient tells it, where it contradicts the weight decay given; otherwise None.
         rounding: of a model in half precision, how far the model that is handed back is from the one that was computed,
             over the length of the step from θ*; None of others.
+        statistics: whether BatchNorm layers hold statistics of what the step changes.
         solve_residual: ‖b − Mu‖/‖b‖ of the system that the step u solves, measured with products in float64 (of
             conjugate gradients in the model's precision) before u is rounded to the model's precision; None where M is
             not at hand to multiply with ("recurrence").
@@ -73,6 +76,7 @@ class Diagnostics(Assessment):
     swing_max: float | None = None
     decay_estimate: float | None = None
     rounding: float | None = None
+    statistics: bool = False
     solve_residual: float | None = None
     reweight_rounds: int = 0
     reweight_gradient: float | None = None
@@ -109,6 +113,12 @@ class Diagnostics(Assessment):
 def judge(measured: Diagnostics) -> list[str]:
     """Reasons for caution, in words and numbers; none if the step is one we vouch for."""
     reasons = _not_local(measured)
+    if measured.statistics and (measured.relative_step or 0.0) > LARGE_STEP_OF_STATISTICS:
+        reasons.append(
+            f"The step is {measured.relative_step:.2f} times as long as θ, and BatchNorm's statistics are those from "
+            "before it: this model must not be used, or judged, before ssse.repair (with the data that stays) or "
+            "ssse.recalibrate (with any of the same kind)."
+        )
     if measured.rounding is not None and measured.rounding > LARGE_ROUNDING:
         reasons.append(
             f"The model is kept in half precision, and rounding to it changes the step by {measured.rounding:.0%} of "
@@ -238,7 +248,7 @@ def notes_on(curvature: Curvature, problem: Problem, solved: LeftOut, samples: S
     notes = []
     if curvature.partial:
         notes.append(part_note(curvature.layout))
-    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in problem.model.modules()):
+    if statistics_layers(problem.model):
         notes.append("BatchNorm's running statistics still contain the forgotten samples.")
     if curvature.structure.reads_data:
         notes.append("The leverage is a lower bound, from the directions that the solver tried.")

@@ -19,7 +19,7 @@ from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.matrix_free import MatrixFreeStructure
 from ssse.erasure.bounds import check_override
 from ssse.erasure.diagnostics import Diagnostics, doubts, judge, notes_on
-from ssse.erasure.guard import check_guard_weight, with_guards
+from ssse.erasure.guard import check_guard, with_guards
 from ssse.erasure.health import worsening
 from ssse.erasure.policy import Policy
 from ssse.erasure.probe import look_at
@@ -29,6 +29,7 @@ from ssse.erasure.solving import check_reweight, gradient_sum, refuse_impossible
 from ssse.erasure.stages import Stages, showing
 from ssse.erasure.trust import Step, Trust, measure_swings, measure_trust, trust_by_swing
 from ssse.errors import DoesNotFit, InvalidSetting, Refused
+from ssse.problem.batch_statistics import statistics_layers
 from ssse.problem.batches import Batch
 from ssse.problem.fingerprint import Fingerprint
 from ssse.problem.loaders import Data, as_batches
@@ -128,6 +129,19 @@ class Erasure:
     _after: Curvature = field(repr=False)
     _erased: Problem = field(repr=False)
     _origin: Tensor = field(repr=False)  # θ*, which the scale counts from
+
+    @property
+    def reach(self) -> float:
+        """The length of the step at scale 1 over ‖θ*‖."""
+        return float(self.direction.norm() / self._origin.norm())
+
+    def at(self, scale: float) -> nn.Module:
+        """The model at another scale of this step, without solving again: θ* + ε·direction, a copy. It is not judged:
+        look at it with `scan` or `evaluate`.
+        """
+        if not math.isfinite(scale):
+            raise InvalidSetting(f"scale must be a number, not {scale!r}.")
+        return self._erased.with_theta(self._origin + scale * self.direction)
 
     @cached_property
     def curvature(self) -> Curvature:
@@ -266,7 +280,7 @@ def erase_from(
     overridden = check_override(override)
     check_reweight(curvature, reweight, leave_out, scale)
     if guard is not None:
-        check_guard_weight(guard_weight, leave_out)
+        check_guard(curvature, guard_weight, leave_out)
     scale = check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
     problem, samples = read_matching(view, curvature, loss_fn, forget)
     request = _Request(_at_origin(problem, curvature), curvature, samples)
@@ -294,6 +308,7 @@ def erase_from(
     diagnostics = Diagnostics(
         notes=notes_on(curvature, problem, solved, samples),
         response="unknown" if curvature.linear is None else problem.loss.response,
+        statistics=curvature.linear is None and bool(statistics_layers(problem.model)),
         k=samples.count,
         n=curvature.n,
         erased=curvature.erased,

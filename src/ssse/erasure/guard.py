@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from ssse.curvature.curvature import Curvature
-from ssse.curvature.guarded import guarded
-from ssse.curvature.lowrank import LowRankStructure
+from ssse.curvature.guarded import check_guarding, guarded
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.batches import check_repeatable, read_batch, regroup
 from ssse.problem.problem import Problem
@@ -20,7 +19,8 @@ from ssse.rows.held import StackedRows
 from ssse.rows.kinds import measure_held
 
 
-def check_guard_weight(weight: float, leave_out: bool) -> None:
+def check_guard(curvature: Curvature, weight: float, leave_out: bool) -> None:
+    check_guarding(curvature.structure)
     if not isinstance(weight, Real) or isinstance(weight, bool) or not 0 < weight < math.inf:
         raise InvalidSetting(f"guard_weight must be a positive number, not {weight!r}.")
     if not leave_out:
@@ -36,12 +36,13 @@ def with_guards(
         InvalidData: there are none, or one of them is to be forgotten.
     """
     check_repeatable(guard)
-    structure = curvature.structure
-    salt = structure.salt if isinstance(structure, LowRankStructure) else None
+    structure = check_guarding(curvature.structure)
     batches = [batch for batch in (read_batch(raw, problem.device) for raw in guard) if len(batch[1])]
     if not batches:
         raise InvalidData("The guard is empty. Leave guard= out, or give it samples that should stay as they are.")
-    parts = [measure_held(problem, curvature.kind, batch, salt)[0] for batch in regroup(batches, curvature.group)]
+    parts = [
+        measure_held(problem, curvature.kind, batch, structure.salt)[0] for batch in regroup(batches, curvature.group)
+    ]
     known = [part.digests for part in parts if part.digests is not None]
     if known and forgotten.digests is not None and bool(torch.isin(torch.cat(known), forgotten.digests).any()):
         raise InvalidData("A sample of the guard is among those to forget.")

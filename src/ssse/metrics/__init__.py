@@ -8,6 +8,7 @@ from ssse.metrics.gaps import accuracy, divergences, mean_gap, tug_of_war
 from ssse.metrics.klom import Klom, klom
 from ssse.metrics.objective import Objective, objective
 from ssse.metrics.relearning import Relearn, anamnesis, relearn_time
+from ssse.metrics.resurfacing import Moment, Resurfacing, resurfacing
 from ssse.metrics.scores import Flagged, confidences
 from ssse.metrics.similarity import AttributeAuc, attribute_auc, performance_similarity, similarity_ratio
 from ssse.metrics.ulira import ULira, u_lira
@@ -18,8 +19,10 @@ __all__ = [
     "Exposure",
     "Flagged",
     "Klom",
+    "Moment",
     "Objective",
     "Relearn",
+    "Resurfacing",
     "ULira",
     "accuracy",
     "anamnesis",
@@ -38,6 +41,7 @@ __all__ = [
     "reference_attack",
     "relearn_time",
     "remaining_distance",
+    "resurfacing",
     "similarity_ratio",
     "threshold_attack",
     "tug_of_war",

@@ -75,6 +75,7 @@ def train_networks(
     recipe: Recipe,
     make_model: Callable[[], nn.Module],
     *,
+    after_epoch: Callable[[int, int, nn.Module], None] | None = None,
     progress: bool = True,
 ) -> list[nn.Module]:
     """Train a network for every pair of `keeps` and `seeds`, on the device of x and in its dtype.
@@ -84,7 +85,9 @@ def train_networks(
     Args:
         x: images, shape (n, channels, height, width). y: classes, shape (n,).
         keeps: per network, the indices of the samples that it is trained on.
-        make_model: a network with fresh weights from torch's default generator, for instance `recipe.network`.
+        make_model: a network with fresh weights from torch's default generator, for instance `recipe.network`; or, in
+            turn, the networks that the trainings begin from.
+        after_epoch: is given the network's place, the epochs done, and the network itself, to look at in place.
     Returns: the networks, in eval mode.
     Raises:
         InvalidData: x holds NaN or infinity, or a network has no samples. InvalidSetting: a training diverged.
@@ -102,11 +105,16 @@ def train_networks(
         for i in range(0, len(keeps), together):
             pairs = zip(keeps[i : i + together], seeds[i : i + together], strict=True)
             trainings = [_Training(pixels, y, keep, seed, recipe, make_model) for keep, seed in pairs]
+
+            def look(place: int, epoch: int, first: int = i, group: Sequence[_Training] = trainings) -> None:
+                if after_epoch is not None:
+                    after_epoch(first + place, epoch, group[place].model)
+
             if x.is_cuda:
                 with torch.cuda.device(x.device):
-                    _side_by_side(trainings, recipe.epochs, advance)
+                    _side_by_side(trainings, recipe.epochs, advance, look if after_epoch else None)
             else:
-                _in_turn(trainings, recipe.epochs, advance)
+                _in_turn(trainings, recipe.epochs, advance, look)
             models += [training.finished() for training in trainings]
     return models
 
@@ -182,20 +190,28 @@ def _laid_out(model: nn.Module, layout: torch.memory_format) -> nn.Module:
     return model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]: torch's stub lacks this form
 
 
-def _in_turn(trainings: Sequence[_Training], epochs: int, advance: Callable[[int], None]) -> None:
-    for training in trainings:
-        for _ in range(epochs):
+def _in_turn(
+    trainings: Sequence[_Training], epochs: int, advance: Callable[[int], None], look: Callable[[int, int], None]
+) -> None:
+    for place, training in enumerate(trainings):
+        for epoch in range(1, epochs + 1):
             for _ in range(training.steps):
                 training.step()
             advance(1)
+            look(place, epoch)
 
 
-def _side_by_side(trainings: Sequence[_Training], epochs: int, advance: Callable[[int], None]) -> None:
+def _side_by_side(
+    trainings: Sequence[_Training],
+    epochs: int,
+    advance: Callable[[int], None],
+    look: Callable[[int, int], None] | None,
+) -> None:
     streams = [torch.cuda.Stream() for _ in trainings]
     graphs = [training.recorded(stream) for training, stream in zip(trainings, streams, strict=True)]
     torch.cuda.synchronize()
     marks = []
-    for _ in range(epochs):
+    for epoch in range(1, epochs + 1):
         for step in range(max(training.steps for training in trainings)):
             for training, graph, stream in zip(trainings, graphs, streams, strict=True):
                 if step < training.steps:
@@ -205,6 +221,10 @@ def _side_by_side(trainings: Sequence[_Training], epochs: int, advance: Callable
             mark.synchronize()
             advance(1)
         marks = [stream.record_event() for stream in streams]
+        if look is not None:  # the queue runs dry here
+            torch.cuda.synchronize()
+            for place in range(len(trainings)):
+                look(place, epoch)
     torch.cuda.synchronize()
     advance(len(marks))
     del graphs

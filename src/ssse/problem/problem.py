@@ -32,7 +32,7 @@ PROBE_SAMPLES = 32
 
 
 @contextmanager
-def _first_call(x: Inputs) -> Iterator[None]:
+def first_call(x: Inputs) -> Iterator[None]:
     """Where the model fails on the first samples, it is told on which: most often they are not what it was made for."""
     try:
         yield
@@ -153,7 +153,7 @@ class Problem(ModelView):
                     f"for instance x.to({self.dtype})."
                 )
         check_arguments(self.model, x)
-        with _first_call(x):
+        with first_call(x):
             refuse_difference(self.model, x)
             raw = self._first_outputs(x)
         if raw.dim() == 0 or len(raw) != len(y):

@@ -1,0 +1,1 @@
+"""Networks whose erasure lasts: step and repair beside the strongest opponents, and what comes back afterwards."""

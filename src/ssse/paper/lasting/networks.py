@@ -1,0 +1,144 @@
+"""The data, the requests, and the networks: each seed's original and its twins that never saw the forgotten samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ssse.paper import resnet, training
+from ssse.paper.cache import key_of
+from ssse.paper.data.images import Images, digits_as_images, load_cifar10
+from ssse.paper.settings import Settings
+from ssse.paper.study import Removal, draw_removals, timed
+from ssse.paper.training import Recipe, train_networks
+from ssse.system.digests import digest_tensors
+
+AT_RANDOM = "the data at random"
+
+
+@dataclass(frozen=True)
+class Form:
+    """One size of the study.
+
+    Attributes:
+        images: to train on; None: all. held_out: of the test images, to choose settings by; the rest measures.
+        classes: how many of the first are removed. rates: shares of a class that go. share: removed at random.
+        seeds: networks are trained with 0, 1, … shadows: seeds beyond those, for U-LiRA.
+    """
+
+    name: str
+    recipe: Recipe
+    images: int | None
+    held_out: int
+    classes: int
+    rates: tuple[float, ...]
+    share: float
+    seeds: int
+    shadows: int = 0
+
+
+FULL = Form("full", Recipe(), None, 2_000, 5, (0.5, 1.0), 0.1, 2)
+_FEW = Recipe(epochs=40, batch=128, rate=0.2, widths=(8, 16, 32), blocks=1, autocast=False)
+MEDIUM = Form("medium", _FEW, 6_000, 2_000, 1, (0.5,), 0.1, 3, shadows=16)
+DIGITS = Form("digits", replace(_FEW, epochs=15), None, 150, 1, (0.5,), 0.1, 1)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Everything that a request is answered on. held_x, held_y: neither trained on nor measured on."""
+
+    form: Form
+    settings: Settings
+    x: Tensor
+    y: Tensor
+    held_x: Tensor
+    held_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    names: tuple[str, ...]
+    words: str
+    digest: str
+    removals: tuple[Removal, ...]
+
+
+def prepare(settings: Settings, form: Form) -> Ground:
+    """The images, a part of the test images set apart, and the requests, which are the same for every seed."""
+    images = digits_as_images() if form is DIGITS else load_cifar10(_folder(settings))
+    generator = torch.Generator().manual_seed(settings.seed)
+    kept = torch.randperm(len(images.x), generator=generator)[: form.images].sort().values
+    apart = torch.randperm(len(images.test_x), generator=generator)
+    held, measured = apart[: form.held_out].sort().values, apart[form.held_out :].sort().values
+    x, y, test_y = images.x[kept], images.y[kept], images.test_y[measured]
+    digest = digest_tensors({"x": x, "y": y, "test": images.test_x[apart], "test_y": images.test_y[apart]})
+    device = settings.torch_device()
+    return Ground(
+        form, settings, x.to(device), y.to(device), images.test_x[held].to(device), images.test_y[held].to(device),
+        images.test_x[measured].to(device), test_y.to(device), images.names,
+        f"{images.source}; {len(x):,} to train on, {len(held):,} held out to choose by, {len(measured):,} to measure",
+        digest, tuple(_requests(images, y, test_y, form, settings.seed)),
+    )  # fmt: skip
+
+
+def _folder(settings: Settings):
+    assert settings.data is not None  # the form without data is of digits
+    return settings.data
+
+
+def _requests(images: Images, y: Tensor, test_y: Tensor, form: Form, seed: int) -> list[Removal]:
+    """Parts of the first classes, then a part of all samples, whose kind is everything."""
+    classes = torch.arange(len(images.names))
+    first = {c: images.names[c] for c in range(form.classes)}
+    removals = draw_removals(first, y[:, None] == classes, test_y[:, None] == classes, form.rates, seed)
+    everything, tests = torch.ones(len(y), 1, dtype=torch.bool), torch.ones(len(test_y), 1, dtype=torch.bool)
+    return removals + draw_removals({0: AT_RANDOM}, everything, tests, (form.share,), seed)
+
+
+@dataclass(frozen=True)
+class Twins:
+    """One seed. retrained: by the words of the request. seconds: of one training, a share of those side by side."""
+
+    seed: int
+    original: nn.Module
+    retrained: dict[str, nn.Module]
+    seconds: float
+
+
+def train_twins(ground: Ground, seeds: Sequence[int]) -> list[Twins]:
+    """The original and the retrained networks of every seed, side by side, or from the cache where they are there."""
+    keeps = [torch.arange(len(ground.x)), *(removal.keep for removal in ground.removals)]
+    recipe, device = ground.form.recipe, ground.x.device
+    classes, channels = len(ground.names), ground.x.shape[1]
+    jobs = [(seed, keep.to(device)) for seed in seeds for keep in keeps]
+
+    def make() -> dict[str, Tensor]:
+        models, seconds = timed(
+            lambda: train_networks(
+                ground.x,
+                ground.y,
+                [keep for _, keep in jobs],
+                [seed for seed, _ in jobs],
+                recipe,
+                lambda: recipe.network(classes, channels),
+                progress=ground.settings.show_progress,
+            ),
+            device,
+        )
+        states = {f"{i}|{k}": v.cpu() for i, model in enumerate(models) for k, v in model.state_dict().items()}
+        return states | {"seconds": torch.tensor(seconds, dtype=torch.float64)}
+
+    key = key_of("twins", ground.digest, str(recipe), list(seeds), device.type, *keeps, training, resnet)
+    states = ground.settings.cache.tensors(key, make)
+    models = []
+    for i in range(len(jobs)):
+        model = recipe.network(classes, channels)
+        model.load_state_dict({k.split("|")[1]: v for k, v in states.items() if k.split("|")[0] == str(i)})
+        models.append(model.to(device).eval())
+    seconds, words = float(states["seconds"]) / len(jobs), [removal.words for removal in ground.removals]
+    groups = (models[i : i + len(keeps)] for i in range(0, len(models), len(keeps)))
+    return [
+        Twins(seed, group[0], dict(zip(words, group[1:], strict=True)), seconds)
+        for seed, group in zip(seeds, groups, strict=True)
+    ]
