@@ -178,9 +178,14 @@ class Workspace:
         original: PathLike | None = None,
         forget: PathLike | None = None,
         requests: Sequence[str] = (),
+        resurfacing: bool = False,
         options: Options | None = None,
     ) -> Evaluated:
-        """Measure the current model against the original and retrained ones; the table goes into the ledger."""
+        """Measure the current model against the original and retrained ones; the table goes into the ledger.
+
+        `resurfacing`: also whether the erased samples come back along a harmless training on the others, of eight
+        epochs for each model (`ssse.metrics.resurfacing`).
+        """
         from ssse.workspace.commands.evaluate import evaluate
 
         for name, given in (("requests", requests), ("retrained", retrained)):
@@ -195,6 +200,7 @@ class Workspace:
                 original=None if original is None else Path(original),
                 forget=_text(forget),
                 requests=requests,
+                resurfacing=resurfacing,
                 progress=self.progress,
             )
 
