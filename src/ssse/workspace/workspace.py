@@ -28,6 +28,7 @@ from ssse.workspace.results import (
     Fitted,
     Log,
     Proved,
+    Repaired,
     Reported,
     Settled,
     Upgraded,
@@ -156,6 +157,44 @@ class Workspace:
 
         with self._transaction("revert") as transaction:
             return revert(transaction, request)
+
+    def repair(
+        self,
+        *,
+        data: PathLike | None = None,
+        epochs: int | None = None,
+        learning_rate: float | None = None,
+        batch_size: int | None = None,
+        weight_decay: float | None = None,
+        momentum: float | None = None,
+        seed: int = 0,
+        autocast: bool = False,
+        again: bool = False,
+        options: Options | None = None,
+    ) -> Repaired:
+        """Train the current model a little further on what stays (`ssse.repair`): what large steps on networks need.
+
+        `data`: a file of samples that stay; the training data less what was erased, if not given. It costs the
+        curvature, which was of the weights before: the next request, or `fit`, takes a new one. Where the model was
+        repaired since the last request, only `again`.
+        """
+        from ssse.workspace.commands.repair import repair
+
+        with self._transaction("repair", options) as transaction:
+            return repair(
+                transaction,
+                transaction.settings.with_options(options or {}),
+                data=_text(data),
+                again=again,
+                progress=self.progress,
+                epochs=epochs,
+                learning_rate=learning_rate,
+                batch_size=batch_size,
+                weight_decay=weight_decay,
+                momentum=momentum,
+                seed=seed,
+                autocast=autocast,
+            )
 
     def inbox(self, folder: PathLike, *, every: float | None = None, stop: Stop | None = None) -> Iterator[Answer]:
         """Answer the request files of a folder, one at a time, and write an answer beside each.

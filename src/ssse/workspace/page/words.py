@@ -29,6 +29,7 @@ KINDS = {
     "calibrated": "ε chosen",
     "received": "request received",
     "erased": "samples erased",
+    "repaired": "model repaired",
     "sealed": "old files dealt with",
     "refused": "request refused",
     "confirmed": "erasures confirmed",
