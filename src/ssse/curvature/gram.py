@@ -104,15 +104,14 @@ def symmetric_product(lower: Tensor, x: Tensor, strip: int = 1024) -> Tensor:
     return out
 
 
-def taken(square: Tensor, kept: Tensor, strip: int = 2048) -> Tensor:
+def taken(square: Tensor, kept: Tensor, strips: int = 16) -> Tensor:
     """These rows and columns of a square, as a new one.
 
     By strips: an index of both at once is made as large as its result, twice.
     """
     out = torch.empty(len(kept), len(kept), dtype=square.dtype, device=square.device)
-    for start in range(0, len(kept), strip):
-        some = square.index_select(0, kept[start : start + strip])
-        torch.index_select(some, 1, kept, out=out[start : start + strip])
+    for places, target in zip(kept.chunk(strips), out.chunk(strips), strict=True):
+        torch.index_select(square.index_select(0, places), 1, kept, out=target)
     return out
 
 
