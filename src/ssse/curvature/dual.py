@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ssse.curvature.conjugate_gradients import Product
-from ssse.curvature.gram import DampedGram, factor_in_place, weighted
+from ssse.curvature.gram import DampedGram, factor_in_place, taken, weighted
 from ssse.curvature.lowered import lower_ridge, steps_to_lower, worth_iterating
 from ssse.curvature.refinement import Refined, refine
 from ssse.errors import NotPositiveDefinite, PrecisionLost
@@ -54,13 +54,12 @@ class Dual:
         of those that stay, which needs no pass over the rows either.
         """
         steps = steps_to_lower(self.gram.ridge, ridge, self.gram.square.dtype)
-        few = len(index) <= FEW or SIZE_PER_COLUMN * len(index) <= len(self.gram.square)
-        if not few:
+        if not _are_few(index, self.gram):
             leverages = largest_leverage(self.gram, index)
             return DualLeftOut(self._solve_anew(index, v, ridge), leverages, all_leverages=False)
-        columns = self._inverse_columns(index)
+        columns = inverse_columns(self.gram, index)
         corner = columns[index].double()  # (A⁻¹)_SS
-        leverages = (1 - self.gram.ridge * torch.linalg.eigvalsh((corner + corner.mT) / 2)).clamp_max(1.0)
+        leverages = _leverages(corner, self.gram.ridge)
         inner, info = torch.linalg.cholesky_ex(corner)
         if int(info) or not worth_iterating(3 * steps, len(self.gram.square)):  # three solutions, mostly
             del columns
@@ -104,13 +103,6 @@ class Dual:
 
         return product
 
-    def _inverse_columns(self, index: Tensor) -> Tensor:
-        """A⁻¹E_S."""
-        square, count = self.gram.square, len(index)
-        unit = torch.zeros(len(square), count, dtype=square.dtype, device=square.device)
-        unit[index, torch.arange(count, device=unit.device)] = 1
-        return self.gram.solve(unit)
-
     def _solve_gram(self, b: Tensor) -> Tensor:
         return self.gram.solve(b[:, None])[:, 0]
 
@@ -143,7 +135,7 @@ class KeptFactor:
         stays = torch.ones(len(gram.square), dtype=torch.bool, device=index.device)
         stays[index] = False
         kept = stays.nonzero()[:, 0]
-        square = gram.square[kept[:, None], kept]  # one copy, in which the factor is made
+        square = taken(gram.square, kept)  # one copy, in which the factor is made
         weights = gram.weights if weights is None else weights
         if weights is not None:
             weighted(square, weights[kept])
@@ -171,3 +163,28 @@ def largest_leverage(gram: DampedGram, index: Tensor) -> Tensor:
         basis = torch.linalg.qr(image(basis)).Q
     values = torch.linalg.eigvalsh((basis.mT @ image(basis)).double())
     return values[-1:].clamp_max(1.0)
+
+
+def leverages_of(gram: DampedGram, index: Tensor) -> tuple[Tensor, bool]:
+    """Of the rows at these places, descending, and whether they are all; else the largest alone, from below."""
+    if not _are_few(index, gram):
+        return largest_leverage(gram, index), False
+    return _leverages(inverse_columns(gram, index)[index].double(), gram.ridge), True
+
+
+def inverse_columns(gram: DampedGram, index: Tensor) -> Tensor:
+    """A⁻¹E_S."""
+    square, count = gram.square, len(index)
+    unit = torch.zeros(len(square), count, dtype=square.dtype, device=square.device)
+    unit[index, torch.arange(count, device=unit.device)] = 1
+    return gram.solve(unit)
+
+
+def _leverages(corner: Tensor, ridge: float) -> Tensor:
+    """The eigenvalues of I − ridge·(A⁻¹)_SS, exactly the leverages."""
+    return (1 - ridge * torch.linalg.eigvalsh((corner + corner.mT) / 2)).clamp_max(1.0)
+
+
+def _are_few(index: Tensor, gram: DampedGram) -> bool:
+    """Whether a column of the inverse for each is cheaper than a new factor, or cheap in any case."""
+    return len(index) <= FEW or SIZE_PER_COLUMN * len(index) <= len(gram.square)

@@ -99,8 +99,9 @@ def _left_out_of_block(extent: Extent, size: int, outputs: int) -> Work:
     work = Work()
     if rows < size:
         work = solves_of(size, rows / 2, each) + Work(2 * rows**2 * size, 12 * rows**3, 4 * rows * size * each, 20)
-        if worth_iterating(steps, size):
-            return work + (solves_of(size, 1, each) + Work(4 * rows * size)) * (steps + 1)
+        if worth_iterating(2 * steps, size):  # two solutions, each with its residual
+            solved = (solves_of(size, 1, each) + Work(4 * rows * size)) * (steps + 1)
+            return work + (solved + Work(moved=2 * size**2 * each)) * 2
     else:
         work = solves_of(size, 1, each) * 30 + Work(moved=30 * size**2 * each)  # how much was cancelled
     work += _squares_of(extent, size, outputs, extent.asked, asked, 1) + Work(moved=8 * size**2 * each)
@@ -117,9 +118,9 @@ def kernel_width(extent: Extent) -> int:
 
 
 def left_out_of_kernel(extent: Extent, size: int) -> Work:
-    """`Dual.leave_out`: a column of the inverse for each row of S, then two solutions with the lower damping."""
+    """`Dual.leave_out`: a column of the inverse for each row of S, then three solutions with the lower damping."""
     rows, asked = extent.rows, extent.rows_asked
     work = solves_of(rows, asked, size) + Work(factors=12 * asked**3, moved=6 * rows * asked * size)
-    if worth_iterating(2 * extent.steps, rows):
-        return work + solves_of(rows, 1, size) * (2 * (extent.steps + 1))
-    return work + factor_of(rows, size) + Work(moved=4 * rows**2 * size) + solves_of(rows, 1, size) * 2
+    if worth_iterating(3 * extent.steps, rows):
+        return work + solves_of(rows, 1, size) * (3 * (extent.steps + 1))
+    return work + factor_of(rows, size) + Work(moved=4 * rows**2 * size) + solves_of(rows, 1, size) * 3

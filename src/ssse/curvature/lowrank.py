@@ -145,7 +145,7 @@ class LowRankStructure(Structure):
         return out, relative_residual(squared**0.5, v)
 
     def leave_out(self, rows: HeldRows, v: Tensor, ridge: float) -> LeftOut:
-        index, missing = self._find(rows)
+        index, missing = self.find(rows)
         if missing:
             unknown = torch.full((1,), torch.nan)
             return LeftOut(torch.full_like(v, torch.nan), unknown, torch.nan, self.blocks[0].name, missing=missing)
@@ -161,7 +161,7 @@ class LowRankStructure(Structure):
         return LeftOut(out, worst, total, where, residual=relative_residual(squared**0.5, v))
 
     def remove(self, rows: Iterable[HeldRows], ridge: float) -> LowRankStructure:
-        index, missing = self._find(StackedRows(list(rows)))
+        index, missing = self.find(StackedRows(list(rows)))
         if missing:
             raise InvalidData(f"{missing} of the rows to remove are not among the curvature's rows.")
         keep = torch.ones(self.rows.count, dtype=torch.bool, device=index.device)
@@ -222,11 +222,7 @@ class LowRankStructure(Structure):
         stored = set(_digest_list(self.rows))
         return sum(digest not in stored for digest in digests.tolist())
 
-    def _duals(self) -> Iterator[tuple[Block, Dual]]:
-        for block, gram in zip(self.blocks, self.grams, strict=True):
-            yield block, Dual(self.rows.columns(block), gram)
-
-    def _find(self, rows: HeldRows) -> tuple[Tensor, int]:
+    def find(self, rows: HeldRows) -> tuple[Tensor, int]:
         """Index of each given row among the stored ones, and how many have none.
 
         By the digest of its sample, so that it is found at any θ; equal samples count once each.
@@ -235,6 +231,10 @@ class LowRankStructure(Structure):
         stored = [place for place in places if place is not None]
         device = self.grams[0].square.device
         return torch.tensor(stored, dtype=torch.long, device=device), len(places) - len(stored)
+
+    def _duals(self) -> Iterator[tuple[Block, Dual]]:
+        for block, gram in zip(self.blocks, self.grams, strict=True):
+            yield block, Dual(self.rows.columns(block), gram)
 
 
 def _stored_names(blocks: int) -> list[str]:

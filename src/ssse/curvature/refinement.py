@@ -10,7 +10,7 @@ from torch import Tensor
 from ssse.curvature.conjugate_gradients import Product
 
 ROUNDS = 5  # of refinement, at most: where it converges, two are enough
-ENOUGH = {torch.float32: 1e-6, torch.float64: 1e-12}  # relative residual that needs no further round
+ENOUGH = {torch.float32: 1e-6, torch.float64: 1e-11}  # relative residual that needs no further round
 ACCEPTED_RESIDUAL = 1e-3  # relative, above which x is not the solution
 
 

@@ -31,6 +31,7 @@ class LeftOut:
         note: what the solver has to say about its own accuracy.
         residual: ‖v − M₋Sx‖/‖v‖ of the solution x as it was computed, before it is rounded to the precision of v; None
             where M is not at hand to multiply with.
+        rounds, gradient: of a re-weighted solve (`curvature.reweighted`), how many, and what they left of the gradient.
     """
 
     solution: Tensor
@@ -42,6 +43,8 @@ class LeftOut:
     converged: bool = True
     note: str = ""
     residual: float | None = None
+    rounds: int = 0
+    gradient: float | None = None
 
 
 class Structure(ABC):

@@ -24,7 +24,7 @@ from ssse.erasure.policy import Policy
 from ssse.erasure.probe import look_at
 from ssse.erasure.refusal import refusal_of
 from ssse.erasure.request import Samples, check_settings, matching_view, read_matching
-from ssse.erasure.solving import gradient_sum, refuse_impossible, samples_at_origin, solve_request
+from ssse.erasure.solving import check_reweight, gradient_sum, refuse_impossible, samples_at_origin, solve_request
 from ssse.erasure.stages import Stages, showing
 from ssse.erasure.trust import Step, Trust, measure_swings, measure_trust, trust_by_swing
 from ssse.errors import DoesNotFit, InvalidSetting, Refused
@@ -129,6 +129,19 @@ class Erasure:
     _erased: Problem = field(repr=False)
     _origin: Tensor = field(repr=False)  # θ*, which the scale counts from
 
+    @property
+    def reach(self) -> float:
+        """The length of the step at scale 1 over ‖θ*‖."""
+        return float(self.direction.norm() / self._origin.norm())
+
+    def at(self, scale: float) -> nn.Module:
+        """The model at another scale of this step, without solving again: θ* + ε·direction, a copy. It is not judged:
+        look at it with `scan` or `evaluate`.
+        """
+        if not math.isfinite(scale):
+            raise InvalidSetting(f"scale must be a number, not {scale!r}.")
+        return self._erased.with_theta(self._origin + scale * self.direction)
+
     @cached_property
     def curvature(self) -> Curvature:
         """The curvature for the next request, from which the forgotten rows are gone.
@@ -186,6 +199,7 @@ def erase(
     scale: float | None = None,
     leave_out: bool = True,
     residual: bool = False,
+    reweight: int = 0,
     policy: Policy = "rebase",
     data: Data | None = None,
     probe: Data | None = None,
@@ -206,6 +220,9 @@ def erase(
         scale: ε; if not given, the one that `ssse.calibrate` stored with the curvature, else 1.
         leave_out: subtract the rows of S from the curvature, which needs nothing but S.
         residual: also correct for θ* not being stationary: g_S − n∇L(θ*) instead of g_S.
+        reweight: with rows="margin" of a network in structure="lowrank", at most so many of Newton's steps on the
+            linearised problem of what remains, each with the weights p(1−p) at the margins that the last one left; 0:
+            the one step. They need nothing but S, and a factor each.
         policy: for streams of requests. "rebase": the erased model becomes the new θ*; of the old one
             only what the curvature holds remains. "joint": θ* and the sum of removed gradients are kept, so any
             order and grouping of the same requests gives the same model (at the scale of the last).
@@ -228,8 +245,8 @@ def erase(
     with showing(progress) as stages:
         erasure = erase_from(
             matching_view(model, curvature), curvature, loss_fn, forget,
-            scale=scale, leave_out=leave_out, residual=residual, policy=policy, data=data, probe=probe,
-            override=override, stages=stages,
+            scale=scale, leave_out=leave_out, residual=residual, reweight=reweight, policy=policy, data=data,
+            probe=probe, override=override, stages=stages,
         )  # fmt: skip
     return replace(erasure, diagnostics=replace(erasure.diagnostics, seconds=time.perf_counter() - started))
 
@@ -243,6 +260,7 @@ def erase_from(
     scale: float | None = None,
     leave_out: bool = True,
     residual: bool = False,
+    reweight: int = 0,
     policy: Policy = "rebase",
     data: Data | None = None,
     probe: Data | None = None,
@@ -252,6 +270,7 @@ def erase_from(
     """`erase`, of a model that `matching_view` found to be the curvature's: it is not hashed again."""
     started, stages = time.perf_counter(), stages or Stages()
     overridden = check_override(override)
+    check_reweight(curvature, reweight, leave_out, scale)
     scale = check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
     problem, samples = read_matching(view, curvature, loss_fn, forget)
     request = _Request(_at_origin(problem, curvature), curvature, samples)
@@ -269,7 +288,8 @@ def erase_from(
     removed = gradient if curvature.joint is None else gradient + curvature.joint.removed_gradient
     right = removed - gradient_sum(curvature) if residual else removed
     stages.begin("solving")
-    solved = solve_request(curvature, right, rows, samples.count, 0 if leave_out else request.missing(), stages)
+    missing = 0 if leave_out else request.missing()
+    solved = solve_request(curvature, right, rows, samples.count, missing, stages, reweight)
     stages.begin("looking at the step")
 
     diagnostics = Diagnostics(
@@ -288,6 +308,8 @@ def erase_from(
         forget_gradient_norm=float(gradient.norm()),
         decay_estimate=curvature.decay_estimate,
         solve_residual=None if solved.residual is None else _known(solved.residual),
+        reweight_rounds=solved.rounds,
+        reweight_gradient=solved.gradient,
         leverage_max=_known(float(solved.leverages[0])) if leave_out else None,
         leverage_sum=_known(solved.leverage_sum) if leave_out else None,
         leverages=tuple(v for v in solved.leverages.tolist() if not math.isnan(v)) if leave_out else (),

@@ -11,17 +11,20 @@ from ssse.curvature.curvature import Curvature
 from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.matrix_free import MatrixFreeStructure
 from ssse.curvature.refinement import ACCEPTED_RESIDUAL
+from ssse.curvature.reweighted import check_reweighting, reweight
 from ssse.curvature.structure import LeftOut, Structure
 from ssse.erasure.diagnostics import Diagnostics
 from ssse.erasure.stages import Stages
-from ssse.errors import Refused
+from ssse.errors import InvalidSetting, Refused
 from ssse.rows.held import StackedRows
 
 
 def solve_request(
-    curvature: Curvature, right: Tensor, rows: StackedRows | None, k: int, missing: int, stages: Stages
+    curvature: Curvature, right: Tensor, rows: StackedRows | None, k: int, missing: int, stages: Stages, reweighted: int
 ) -> LeftOut:
     structure = curvature.structure
+    if reweighted and rows is not None and isinstance(structure, LowRankStructure):
+        return reweight(structure, rows, right, curvature.ridge_without(k), reweighted)
     if isinstance(structure, MatrixFreeStructure):
         structure = structure.watched(stages)
     if rows is not None:
@@ -33,6 +36,20 @@ def solve_request(
         return replace(solved, solution=solved.solution * share)
     solution, residual = structure.solve_measured(right)
     return LeftOut(solution * share, torch.zeros(1), 0.0, "", missing=missing, residual=residual)
+
+
+def check_reweight(curvature: Curvature, rounds: int, leave_out: bool, scale: float | None) -> None:
+    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 0:
+        raise InvalidSetting(f"reweight is a whole number of rounds from 0 on, not {rounds!r}.")
+    if rounds and not leave_out:
+        raise InvalidSetting("reweight is of what remains without the samples: use it with leave_out=True.")
+    if rounds and scale is None and curvature.calibrated is not None:
+        raise InvalidSetting(
+            f"The scale {curvature.calibrated.scale:.3g} that is stored with this curvature was measured for the one "
+            "step, without reweight: pass a scale."
+        )
+    if rounds:
+        check_reweighting(curvature.structure)
 
 
 def gradient_sum(curvature: Curvature) -> Tensor:

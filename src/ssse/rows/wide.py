@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-TILE_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of a tile that is widened
+TILE_BYTES = {"cpu": 2**22, "cuda": 2**30}  # of a tile that is widened; on a CPU it stays in the cache
 
 
 def times(matrix: Tensor, v: Tensor) -> Tensor:
