@@ -173,6 +173,19 @@ def test_interrupted_it_leaves_the_model_as_it_was():
         assert torch.equal(torch.get_rng_state(), state), at
 
 
+def test_what_it_will_cost_is_said_before_it_begins(monkeypatch):
+    sample, told = problems.conv(), []
+    monkeypatch.setattr("ssse.erasure.repair.say", lambda text, show: told.append((text, show)))
+    ssse.repair(sample.model, sample.data, sample.loss, forget=None, epochs=2, learning_rate=0.05, batch_size=5)
+    assert told == [("repair: 2 epochs over 16 samples, 6 steps of 5, largest rate 0.05", True)]
+
+
+def test_a_linear_model_is_told_of_refining():
+    sample = problems.linear("cross_entropy")
+    found = ssse.repair(sample.model, sample.data, sample.loss, forget=None, **QUIET)
+    assert any("ssse.refine" in note for note in found.notes)
+
+
 def test_a_rate_that_is_too_large():
     sample = problems.mlp("mse")
     with refused(InvalidSetting, "The repair diverged.*nothing was changed", sample.model):

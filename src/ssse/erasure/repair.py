@@ -173,7 +173,7 @@ def repair(
             looked[name] = trainee.read(data, what)
     if "forget" in looked:
         refuse_forgotten([trainee.samples], looked["forget"])
-    reference = None if original is None else Trainee.of(original, loss_fn, [given_form(trainee.samples)])
+    reference = None if original is None else trainee.beside(original, loss_fn)
 
     curve, losses = [_point(trainee, 0, None, looked)], []
     if train is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
-from ssse.errors import InvalidData, InvalidSetting
+from ssse.errors import InvalidData, InvalidModel, InvalidSetting
 from ssse.problem.batch_statistics import even_parts, is_frozen, reestimate, statistics_layers, told_of_one_value
 from ssse.problem.batches import Batch, check_repeatable, join_batches, map_inputs, read_batch, regroup, without_weights
 from ssse.problem.loaders import Data, as_batches
@@ -95,6 +95,14 @@ class Trainee:
         for _, y in parts:
             problem.check_labels(y)
         return cls(view.working.given, problem, join_batches(parts), label_key)
+
+    def beside(self, model: nn.Module, loss_fn: LossLike) -> Trainee:
+        """A copy of another model for the same samples, which are not read or held again."""
+        view = ModelView(copied(model))
+        if view.device != self.problem.device:
+            raise InvalidModel(f"One model is on {self.problem.device}, another on {view.device}; move one of them.")
+        first = _taken(self.samples, torch.arange(min(PASS, self.count), device=view.device))
+        return Trainee(view.working.given, Problem(view.working, loss_fn, "all", first), self.samples, self.label_key)
 
     @property
     def count(self) -> int:
