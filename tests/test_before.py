@@ -20,14 +20,25 @@ FORGET = slice(0, 2)  # the samples that were erased then
 
 
 def test_every_structure_is_among_them():
-    assert set(CURVATURES) == {"dense", "diagonal", "head", "lowrank", "matrix_free", "recurrence", "truncated"}
+    assert set(CURVATURES) == {
+        "dense",
+        "diagonal",
+        "head",
+        "lowrank",
+        "margin",
+        "matrix_free",
+        "recurrence",
+        "truncated",
+    }
 
 
 @pytest.mark.parametrize("name", CURVATURES)
 def test_a_curvature_takes_the_same_step(name):
     stored = load_file(BEFORE / f"curvature-{name}.safetensors")
     x, y = stored["x"], stored["y"]
-    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)) if name == "head" else nn.Linear(3, 3)
+    model = (
+        nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)) if name in ("head", "margin") else nn.Linear(3, 3)
+    )
     model.load_state_dict({key[6:]: value for key, value in stored.items() if key.startswith("model.")}, assign=True)
     curvature = ssse.Curvature.load(BEFORE / f"curvature-{name}")
     curvature = curvature.with_damping(curvature.damping * 12 / 10)  # up to 0.2 the damping of 12 stayed where 2 left

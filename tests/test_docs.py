@@ -157,6 +157,8 @@ def test_the_code_of_the_evidence_page_runs(tmp_path, monkeypatch):
         "train_set": TensorDataset(digits.x, digits.y),
         "test_set": TensorDataset(digits.test_x, digits.test_y),
         "test_labels": digits.test_y,
+        "data": [(digits.x, digits.y)],
+        "judge": lambda model: float(model(digits.test_x).argmax(1).eq(digits.test_y).double().mean()),
         "forget_index": places,
         **dict.fromkeys(("first_seed", "second_seed", "third_seed"), retrained),
     }
@@ -165,6 +167,7 @@ def test_the_code_of_the_evidence_page_runs(tmp_path, monkeypatch):
     assert len(classifiers) == 3
     for block in classifiers:
         exec(block, names)
+    assert len(names["tuned"].values) == 6
     assert (tmp_path / "table.svg").stat().st_size > 1000
     assert (tmp_path / "curve.svg").stat().st_size > 1000
 

@@ -65,6 +65,25 @@ def test_cuda_erases_as_the_cpu_does(way, kind, make, tmp_path):
         torch.testing.assert_close((first.step + second.step).cpu(), wanted.step, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("options", [{}, {"reweight": 20}, {"guard": True}, {"reweight": 20, "guard": True}], ids=str)
+def test_cuda_solves_for_margins_as_the_cpu_does(options, dtype):
+    """float32 rows with a float64 kernel among them."""
+    whole, found = problems.mlp(n=60, dtype=dtype), []
+    x, y = whole.x[:50], whole.y[:50]
+    if "guard" in options:
+        options = {**options, "guard": [(whole.x[50:], whole.y[50:])]}
+    for model in (whole.model, copy.deepcopy(whole.model).cuda()):
+        curvature = ssse.Curvature.fit(
+            model, whole.loss, [(x, y)], weight_decay=1e-2, rows="margin", structure="lowrank", progress=False
+        )
+        erasure = ssse.erase(model, curvature, whole.loss, [(x[:4], y[:4])], override=ssse.BOUNDS, **options)
+        assert erasure.diagnostics.solve_residual is not None
+        assert erasure.diagnostics.solve_residual < 1e-9
+        found.append(erasure.direction.cpu())
+    assert float((found[1] - found[0]).norm() / found[0].norm()) < (1e-8 if dtype == torch.float64 else 1e-3)
+
+
 REFINED = [problems.linear("cross_entropy", n=60), problems.mlp(n=60), problems.conv(n=40)]
 
 
@@ -93,6 +112,10 @@ METHODS: dict[str, dict] = {
     "influence": {"data": True, "leave_out": True, "damping": 2.0},
     "influence_unlearning": {"data": True},
     "fine_tuning": {"data": True, "batch_size": 8, "progress": False},
+    "neggrad_plus": {"data": True, "batch_size": 8, "progress": False},
+    "random_labels": {"data": True, "batch_size": 8, "progress": False},
+    "salun": {"data": True, "batch_size": 8, "progress": False},
+    "scrub": {"data": True, "batch_size": 8, "progress": False},
     "diagonal_ssse": {"rows": "expected"},
     "scrubbing": {"rows": "expected"},
     "selective_synaptic_dampening": {"rows": "empirical", "selection": 1.0},

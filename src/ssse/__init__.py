@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ssse.calibration.calibrate import Calibration as Calibration
     from ssse.calibration.calibrate import calibrate as calibrate
     from ssse.calibration.criteria import Undecided as Undecided
+    from ssse.calibration.lasting import LastingErasure as LastingErasure
+    from ssse.calibration.lasting import erase_and_repair as erase_and_repair
     from ssse.curvature import Curvature as Curvature
     from ssse.curvature import plan as plan
     from ssse.curvature.choices import Dense as Dense
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("baselines", "metrics", "sklearn")
 _HOMES = {
+    "LastingErasure": "ssse.calibration.lasting",
+    "erase_and_repair": "ssse.calibration.lasting",
     "Calibration": "ssse.calibration.calibrate",
     "calibrate": "ssse.calibration.calibrate",
     "Evaluation": "ssse.evaluation.table",
@@ -91,6 +95,7 @@ __all__ = [
     "Diagonal",
     "Erasure",
     "Evaluation",
+    "LastingErasure",
     "LowRank",
     "MatrixFree",
     "Recurrence",
@@ -105,6 +110,7 @@ __all__ = [
     "baselines",
     "calibrate",
     "erase",
+    "erase_and_repair",
     "evaluate",
     "four_splits",
     "metrics",

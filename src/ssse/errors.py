@@ -29,6 +29,10 @@ class InvalidSetting(SSSEError, ValueError):
     """An argument, or a combination of arguments, has no meaning."""
 
 
+class Diverged(InvalidSetting):
+    """A training became NaN or infinite: with these settings it leads nowhere. Nothing was changed."""
+
+
 class InvalidRequest(InvalidData, InvalidSetting):
     """What one request says cannot be: ids that no sample has, an id that stands for other samples.
 

@@ -43,6 +43,18 @@ BAD = [
     ("influence", {"data": []}, None, r"damping \(λ\) must be positive"),
     ("fine_tuning", {"epochs": 0, "data": []}, None, "epochs must be at least 1"),
     ("fine_tuning", {"momentum": 1.0, "data": []}, None, "below 1, not 1.0"),
+    ("fine_tuning", {"schedule": "linear", "data": []}, None, "one of constant, step, cosine, one_cycle, not 'linear'"),
+    ("fine_tuning", {"batch_norm": True, "data": []}, None, "batch_norm must be one of train, eval, not True"),
+    ("neggrad_plus", {"beta": 1.5, "data": []}, None, "beta must be above 0 and at most 1, not 1.5"),
+    ("neggrad_plus", {"forget_batch_size": 0, "data": []}, None, "forget_batch_size must be at least 1, not 0"),
+    ("neggrad_plus", {"weight_decay": -1.0, "data": []}, None, "weight_decay must be zero or positive, not -1.0"),
+    ("scrub", {"max_epochs": 6, "data": []}, None, "must lie in 0 … 5, the number of epochs, not 6"),
+    ("scrub", {"alpha": -1.0, "data": []}, None, "zero or positive, and one of them positive: -1.0, 0.99"),
+    ("scrub", {"temperature": 0.0, "data": []}, None, "temperature must be a positive number, not 0.0"),
+    ("salun", {"share": 0.0, "data": []}, None, "share must be above 0 and at most 1, not 0.0"),
+    ("random_labels", {"retain_weight": 0.0, "data": []}, None, "retain_weight must be a positive number, not 0.0"),
+    ("random_labels", {"forget_batch_size": 3, "data": []}, None, "forget_batch_size needs retain_weight"),
+    ("gradient_ascent_until", {"stop_accuracy": 1.0}, None, "at least 0 and below 1, not 1.0"),
     ("influence_unlearning", {"samples": 0, "data": []}, None, "samples must be at least 1"),
 ]
 

@@ -165,9 +165,12 @@ def test_matrix_free_with_as_many_samples_but_others():
 def test_conjugate_gradients_that_stopped_early_are_no_silent_answer(leave_out):
     sample = problems.converged(problems.linear("cross_entropy"), 1e-2)
     curvature = fit(sample, structure=ssse.MatrixFree("none", max_iterations=1))
-    found = ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 2)), leave_out=leave_out).diagnostics
-    assert found.verdict == "caution"
-    assert any("not below the tolerance" in reason for reason in found.reasons)
+    with refused(ssse.Refused, "is not solved: .* more than 1e-03. Allow more than 1 steps", sample.model):
+        ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(0, 2)), leave_out=leave_out)
+    coarse = fit(sample, structure=ssse.MatrixFree("none", max_iterations=1, tolerance=0.9))  # as somebody asked for
+    found = ssse.erase(sample.model, coarse, sample.loss, sample.part(slice(0, 2)), leave_out=leave_out).diagnostics
+    assert found.solve_residual is not None
+    assert 1e-3 < found.solve_residual < 1.8
 
 
 def test_vectors_of_another_shape():

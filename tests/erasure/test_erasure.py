@@ -323,11 +323,27 @@ def test_caution_when_a_large_part_goes():
 
 
 def test_caution_when_conjugate_gradients_stop_early():
-    sample = problems.mlp()
-    free = fit(sample, structure=ssse.MatrixFree("none", max_iterations=1), blocks="auto")
-    found = ssse.erase(sample.model, free, sample.loss, sample.part(slice(0, 2))).diagnostics
+    """Near the tolerance that was asked for; far from any, what they have is not the solution."""
+    sample, forget = problems.mlp(), problems.mlp().part(slice(0, 2))
+
+    def stopped(steps: int) -> ssse.Curvature:
+        return fit(sample, structure=ssse.MatrixFree("none", tolerance=1e-13, max_iterations=steps), blocks="auto")
+
+    steps = next(k for k in range(1, 60) if residual_after(sample, stopped(k), forget) < 1e-3)
+    found = ssse.erase(sample.model, stopped(steps), sample.loss, forget).diagnostics
     assert found.verdict == "caution"
-    assert any("1 steps of conjugate gradients" in reason for reason in found.reasons)
+    assert found.solve_residual is not None
+    assert 1e-12 < found.solve_residual < 1e-3
+    assert any(f"{steps} steps of conjugate gradients" in reason for reason in found.reasons)
+    with pytest.raises(ssse.Refused, match=r"not solved: .* of ‖b‖, more than 1e-03. Allow more than 1 steps"):
+        ssse.erase(sample.model, stopped(1), sample.loss, forget)
+
+
+def residual_after(sample: problems.Sample, curvature: ssse.Curvature, forget: list) -> float:
+    try:
+        return ssse.erase(sample.model, curvature, sample.loss, forget).diagnostics.solve_residual or 0.0
+    except ssse.Refused as refused:
+        return refused.diagnostics.to_dict()["solve_residual"]
 
 
 @pytest.mark.parametrize(

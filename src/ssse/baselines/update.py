@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from ssse.curvature.curvature import Curvature
 from ssse.curvature.diagonal import DiagonalStructure
 from ssse.erasure.request import matching_view, read_matching, read_samples
 from ssse.erasure.retained import retained_batches
-from ssse.errors import InvalidData, InvalidSetting
+from ssse.errors import Diverged, InvalidData, InvalidSetting
 from ssse.problem.batches import Batch
 from ssse.problem.loaders import Data
 from ssse.problem.losses import LossLike, as_loss
@@ -75,16 +75,23 @@ class Request:
         return total
 
     def answer(
-        self, theta: Tensor, method: str, reference: str, *, direction: Tensor | None = None, notes: Iterable[str] = ()
+        self,
+        theta: Tensor,
+        method: str,
+        reference: str,
+        *,
+        buffers: Mapping[str, Tensor] | None = None,
+        direction: Tensor | None = None,
+        notes: Iterable[str] = (),
     ) -> Updated:
-        """θ̂ in a copy of the model."""
+        """θ̂ in a copy of the model, with the buffers (running statistics) that belong to it, where it has new ones."""
         if not bool(torch.isfinite(theta).all()):
-            raise InvalidSetting(
+            raise Diverged(
                 f"The step of {method} is NaN or infinite; nothing was changed. Use a smaller scale, noise or learning "
                 "rate, or a larger damping."
             )
         step = self.problem.rounded(theta) - self.problem.theta()
-        model = self.problem.with_theta(theta)
+        model = self.problem.with_theta(theta, buffers)
         return Updated(model, step, direction, method, reference, tuple(notes), time.perf_counter() - self.started)
 
 
@@ -137,10 +144,10 @@ def forget_gradient(request: Request, weight_decay: float) -> Tensor:
     return gradient_sum(problem, request.batches) + request.count * weight_decay * problem.theta()
 
 
-def decay_of(curvature: Curvature | None, weight_decay: float | None) -> float:
-    """w as asked for; else that of the curvature; else none."""
+def decay_of(curvature: Curvature | None, weight_decay: float | None, otherwise: float = 0.0) -> float:
+    """w as asked for; else that of the curvature; else none, or what is usual."""
     if weight_decay is None:
-        return 0.0 if curvature is None else curvature.weight_decay
+        return otherwise if curvature is None else curvature.weight_decay
     if not 0 <= weight_decay < math.inf:
         raise InvalidSetting(f"weight_decay must be zero or positive, not {weight_decay}.")
     return weight_decay

@@ -6,7 +6,6 @@ This is the list of structures: `CHOICES` are those to ask for, `STORED` those t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
@@ -16,7 +15,7 @@ import torch
 from ssse.curvature.costs import Work, factor_of, solves_of
 from ssse.curvature.dense import DenseBuilder, DenseStructure
 from ssse.curvature.diagonal import DiagonalBuilder, DiagonalStructure
-from ssse.curvature.lowered import steps_to_lower, worth_iterating
+from ssse.curvature.extent import Cost, Extent, cost_of_squares, kernel_width, left_out_of_kernel
 from ssse.curvature.lowrank import LowRankBuilder, LowRankStructure
 from ssse.curvature.matrix_free import MatrixFreeStructure
 from ssse.curvature.recurrence import RecurrenceBuilder, RecurrenceStructure
@@ -26,57 +25,9 @@ from ssse.errors import InvalidSetting
 from ssse.problem.parameters import Block, Layout, LinearShape, make_blocks
 
 Preconditioner = Literal["auto", "none", "diagonal", "dense"]
+KernelPrecision = Literal["auto", "rows", "float64"]
 NARROW = 3  # by which a product of features with one vector for each output is slower than one of squares
 PRECONDITIONER_SHARE = 0.4  # of the memory budget, that dense blocks as a preconditioner may take
-
-
-@dataclass(frozen=True)
-class Extent:
-    """How much a structure has to hold, and to do.
-
-    Attributes:
-        samples, rows: how many. groups: that they come in. dim: d.
-        linear: the shape of θ, where rows have a closed form.
-        row_numbers: that all rows together are kept in; fewer than rows × d where they have a closed form.
-        size: bytes of a number. budget: bytes of memory.
-        asked: samples of a request.
-    """
-
-    samples: int
-    rows: int
-    groups: int
-    dim: int
-    row_numbers: int
-    linear: LinearShape | None
-    blocks: tuple[Block, ...]
-    size: int
-    budget: int
-    asked: int
-    dtype: torch.dtype
-
-    @property
-    def rows_asked(self) -> int:
-        return self.asked * self.rows // max(self.samples, 1)
-
-    @property
-    def steps(self) -> int:
-        """Solves that lower the damping to that of what remains."""
-        return steps_to_lower(1.0, 1 - min(self.asked / max(self.samples, 1), 0.9), self.dtype)
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Bytes that are held, needed for a while beside them, and stored on disk; the work of a fit and of a request.
-
-    `products`: with all rows and back, that a request takes, where it is solved by them.
-    """
-
-    held: int
-    spare: int
-    stored: int
-    work: Work
-    request: Work
-    products: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,6 +62,10 @@ class Choice(ABC):
         """Whether rows are held by a digest of their sample."""
         return False
 
+    def working(self, rows: torch.dtype) -> torch.dtype:
+        """The precision that products and factors are made in, where rows are in that."""
+        return rows
+
     @abstractmethod
     def cost(self, extent: Extent) -> Cost: ...
 
@@ -130,7 +85,7 @@ class Dense(Choice):
     takes_blocks = True
 
     def cost(self, extent: Extent) -> Cost:
-        return _cost_of_squares(extent)
+        return cost_of_squares(extent)
 
     def builder(self, ground: Ground) -> Builder:
         return DenseBuilder(ground.blocks, ground.dtype, ground.device)
@@ -142,9 +97,12 @@ class LowRank(Choice):
 
     Attributes:
         rank: keep so many directions of all of θ, without blocks, instead of the rows.
+        kernel: the precision of the kernel, its factor and all solutions, the rows staying as they are: "rows", that of
+            the rows; "float64"; or "auto": float64 for the margin rows of a network, where it fits the memory.
     """
 
     rank: int | None = None
+    kernel: KernelPrecision = "auto"
 
     kind = "lowrank"
     takes_blocks = True
@@ -157,14 +115,24 @@ class LowRank(Choice):
     def __post_init__(self) -> None:
         if self.rank is not None and self.rank < 1:
             raise InvalidSetting(f"rank must be at least 1, not {self.rank}.")
+        if self.kernel not in get_args(KernelPrecision):
+            named = ", ".join(get_args(KernelPrecision))
+            raise InvalidSetting(f"kernel must be one of {named}, not {self.kernel!r}.")
+        if self.rank is not None and self.kernel == "float64":
+            raise InvalidSetting("rank keeps directions instead of a kernel: leave out rank= or kernel=.")
+
+    def working(self, rows: torch.dtype) -> torch.dtype:
+        return torch.float64 if self.kernel == "float64" else rows
 
     def cost(self, extent: Extent) -> Cost:
-        rows, size, kept = extent.rows, extent.size, extent.row_numbers * extent.size
+        rows, kept = extent.rows, extent.row_numbers * extent.size
+        size = torch.empty((), dtype=self.working(extent.dtype)).element_size()  # of what is solved with
         kernels = len(extent.blocks) or 1
         held, spare = kept + kernels * rows**2 * size, 2 * rows**2 * size
-        work = Work(products=rows**2 * _kernel_width(extent), moved=4 * kept + 6 * kernels * rows**2 * size)
+        work = Work(products=rows**2 * kernel_width(extent), moved=4 * kept + 6 * kernels * rows**2 * size)
         work += factor_of(rows, size) * kernels
-        asked = Work(moved=12 * kept, calls=4 * extent.groups) + self._left_out(extent) * kernels
+        wider = 1 if size == extent.size else 3  # rows are read, written wider, and read again
+        asked = Work(moved=16 * kept * wider, calls=4 * extent.groups) + left_out_of_kernel(extent, size) * kernels
         if extent.linear is not None:  # about ten products with the rows and as many back
             asked += Work(products=NARROW * 40 * extent.samples * extent.dim)
         if self.rank is None:
@@ -174,21 +142,15 @@ class LowRank(Choice):
         solved = Work(products=4 * self.rank * extent.dim * extent.rows_asked, moved=20 * stored, calls=100)
         return Cost(held, spare + self.rank * extent.dim * size, stored, work, solved)
 
-    @staticmethod
-    def _left_out(extent: Extent) -> Work:
-        """`Dual.leave_out`: a column of the inverse for each row of S, then two solutions with the lower damping."""
-        rows, asked, size = extent.rows, extent.rows_asked, extent.size
-        work = solves_of(rows, asked, size) + Work(factors=12 * asked**3, moved=6 * rows * asked * size)
-        if worth_iterating(2 * extent.steps, rows):
-            return work + solves_of(rows, 1, size) * (2 * (extent.steps + 1))
-        return work + factor_of(rows, size) + Work(moved=4 * rows**2 * size) + solves_of(rows, 1, size) * 2
-
     def builder(self, ground: Ground) -> Builder:
         if self.rank is not None:
             return TruncatedBuilder(self.rank, ground.dtype)
-        return LowRankBuilder(ground.salt, ground.dtype, ground.blocks)
+        wider = None if self.working(ground.dtype) == ground.dtype else self.working(ground.dtype)
+        return LowRankBuilder(ground.salt, ground.dtype, ground.blocks, wider)
 
     def __str__(self) -> str:
+        if self.kernel == "float64":
+            return f"{self.kind} with a float64 kernel"
         return self.kind if self.rank is None else f"{self.kind}, rank {self.rank}"
 
 
@@ -278,7 +240,7 @@ class Recurrence(Choice):
 
     def cost(self, extent: Extent) -> Cost:
         """Every row is a step that reads and writes a whole block."""
-        cost = _cost_of_squares(extent)
+        cost = cost_of_squares(extent)
         return replace(cost, work=cost.work + Work(moved=4 * extent.rows * cost.held, calls=8 * extent.rows))
 
     def builder(self, ground: Ground) -> Builder:
@@ -330,61 +292,6 @@ def named_choice(name: StructureName, options: Mapping[str, Any]) -> StructureNa
                 f"{option} belongs to structure={' or '.join(map(repr, owners))}; name it, or leave {option} out."
             )
     return CHOICES[name](**options)
-
-
-def _cost_of_squares(extent: Extent) -> Cost:
-    shapes = Counter((block.size, _outputs_in(extent.linear, block)) for block in extent.blocks)
-    squares = sum(count * size**2 for (size, _), count in shapes.items())
-    held, spare = squares * extent.size, 2 * max(size for size, _ in shapes) ** 2 * extent.size
-    work = request = Work()
-    for (size, outputs), count in shapes.items():
-        fit = _squares_of(extent, size, outputs, extent.samples, extent.rows, extent.groups)
-        work += (fit + factor_of(size, extent.size)) * count
-        request += _left_out_of_block(extent, size, outputs) * count
-    return Cost(held, spare, held, work, request)
-
-
-def _outputs_in(linear: LinearShape | None, block: Block) -> int:
-    """Of a linear model, those whose parameters are in the block."""
-    return 0 if linear is None else len({piece.output for piece in linear.pieces(block)})
-
-
-def _squares_of(extent: Extent, size: int, outputs: int, samples: int, rows: int, groups: int) -> Work:
-    """RᵀR of one block, its lower half.
-
-    Closed form: a weighted product of the features per pair of outputs, r rows for the price of one; half of a
-    symmetric product each, also off the diagonal.
-    """
-    if not outputs:
-        return Work(rows * size**2, moved=2 * groups * size**2 * extent.size, calls=groups * (3 + size / 512))
-    pairs, width = outputs * (outputs + 1) / 2, size / outputs
-    moved = pairs * (3 * samples * width + 3 * groups * width**2) * extent.size
-    products = pairs * samples * width * (width + 512)  # of small ones, half of the speed
-    return Work(products, moved=moved, calls=groups * pairs * (12 + width / 512))
-
-
-def _left_out_of_block(extent: Extent, size: int, outputs: int) -> Work:
-    """By Woodbury's identity for few rows; else, or where a new factor is cheaper, by subtraction and a new factor."""
-    asked, each, steps = extent.rows_asked, extent.size, extent.steps
-    rows = min(asked, extent.asked * outputs) if outputs else asked
-    work = Work()
-    if rows < size:
-        work = solves_of(size, rows / 2, each) + Work(2 * rows**2 * size, 12 * rows**3, 4 * rows * size * each, 20)
-        if worth_iterating(steps, size):
-            return work + (solves_of(size, 1, each) + Work(4 * rows * size)) * (steps + 1)
-    else:
-        work = solves_of(size, 1, each) * 30 + Work(moved=30 * size**2 * each)  # how much was cancelled
-    work += _squares_of(extent, size, outputs, extent.asked, asked, 1) + Work(moved=8 * size**2 * each)
-    return work + factor_of(size, each)
-
-
-def _kernel_width(extent: Extent) -> int:
-    """Numbers that one entry of every block's RRᵀ is summed of; in closed form a product of features, one of cores."""
-    linear = extent.linear
-    if linear is None:
-        return extent.dim
-    shapes = [slab.shape for block in extent.blocks for slab in linear.slabs(block)] or [linear]
-    return sum(shape.inputs + shape.outputs for shape in shapes)
 
 
 def _dense_preconditioner(chosen: Preconditioner, linear: LinearShape, size: int, budget: int) -> bool:

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssse.curvature.conjugate_gradients import Product
 from ssse.curvature.gram import DampedGram
 from ssse.curvature.lowered import lower_ridge, steps_to_lower, worth_iterating
+from ssse.curvature.refinement import ACCEPTED_RESIDUAL, Refined, refine, relative_residual
 from ssse.curvature.structure import Builder, Gap, LeftOut, Structure
 from ssse.errors import NotPositiveDefinite, PrecisionLost
 from ssse.problem.parameters import Block, LinearShape
-from ssse.rows.held import HeldRows
+from ssse.rows.held import ExplicitRows, HeldRows
 
 ACCEPTED_LOSS = 1e-2  # of a step, to cancellation; the estimate is within a factor of about four
 
@@ -64,18 +66,28 @@ class DenseStructure(Structure):
             block.put(out, gram.solve(part[:, None])[:, 0].to(v.dtype))
         return out
 
+    def solve_measured(self, v: Tensor) -> tuple[Tensor, float | None]:
+        out, squared = torch.empty_like(v), 0.0
+        for block, gram in zip(self.blocks, self.grams, strict=True):
+            solved = refine(_solving(gram), _multiplying(gram, gram.ridge), block.take(v), self.dtype)
+            block.put(out, solved.x.to(v.dtype))
+            squared += solved.residual**2
+        return out, relative_residual(squared**0.5, v)
+
     def leave_out(self, rows: HeldRows, v: Tensor, ridge: float) -> LeftOut:
         rows = rows.to(self.dtype)
         out = torch.empty_like(v)
         worst, where, total, indefinite = torch.zeros(1, dtype=torch.float64), "", 0.0, False
+        squared = 0.0
         for block, gram in zip(self.blocks, self.grams, strict=True):
             part = _leave_out_of_block(gram, rows, block, block.take(v).to(self.dtype), ridge)
-            block.put(out, part.solution.to(v.dtype))
+            block.put(out, part.solved.x.to(v.dtype))
+            squared += part.solved.residual**2
             total += float(part.leverages.sum()) if part.all_leverages else torch.nan
             indefinite |= part.indefinite
             if not where or float(part.leverages[0]) > float(worst[0]):
                 worst, where = part.leverages, block.name
-        return LeftOut(out, worst, total, where, indefinite)
+        return LeftOut(out, worst, total, where, indefinite, residual=relative_residual(squared**0.5, v))
 
     def remove(self, rows: Iterable[HeldRows], ridge: float) -> DenseStructure:
         squares = [gram.gram() for gram in self.grams]
@@ -133,36 +145,49 @@ class DenseStructure(Structure):
 
 @dataclass(frozen=True)
 class _BlockLeftOut:
-    solution: Tensor
+    solved: Refined
     leverages: Tensor
     indefinite: bool = False
     all_leverages: bool = True
 
 
+def _solving(gram: DampedGram) -> Product:
+    return lambda v: gram.solve(v[:, None])[:, 0]
+
+
+def _multiplying(gram: DampedGram, ridge: float, removed: Product = torch.zeros_like) -> Product:
+    """x → (G − removed + ridge·I) x."""
+    return lambda x: gram.product(x[:, None])[:, 0] - (gram.ridge - ridge) * x - removed(x)
+
+
 def _leave_out_of_block(gram: DampedGram, rows: HeldRows, block: Block, v: Tensor, ridge: float) -> _BlockLeftOut:
     """With HᵀH = M⁻¹ and Y = HR_Sᵀ: K = YᵀY, (M − R_SᵀR_S)⁻¹ = Hᵀ(I + Y(I − K)⁻¹Yᵀ)H; then the damping is lowered."""
     leverages: Tensor | None = None
+    nothing = Refined(torch.full_like(v, torch.nan), torch.nan, torch.nan)
     if rows.count_on(block) < block.size:
-        half = gram.half_solve(torch.cat([rows.restricted(block).mT, v[:, None]], dim=1))
-        y_rows = half[:, :-1]
+        part = ExplicitRows(rows.restricted(block))
+        y_rows = gram.half_solve(part.values.mT)
         gap = Gap.of(y_rows.mT @ y_rows)
         room, blurred = 1 - float(gap.leverages[0]), torch.finfo(v.dtype).eps ** 0.25
         if room < -blurred:
-            return _BlockLeftOut(torch.full_like(v, torch.nan), gap.leverages, indefinite=True)
+            return _BlockLeftOut(nothing, gap.leverages, indefinite=True)
 
-        def from_half(y: Tensor) -> Tensor:
-            y = y + y_rows @ gap.solve(y_rows.mT @ y)
-            return gram.half_solve_transposed(y)[:, 0]
+        def without(p: Tensor) -> Tensor:
+            y = gram.half_solve(p[:, None])
+            return gram.half_solve_transposed(y + y_rows @ gap.solve(y_rows.mT @ y))[:, 0]
 
         if room > blurred:
             leverages, steps = gap.leverages, steps_to_lower(gram.ridge, ridge, v.dtype)
-            if worth_iterating(steps, block.size):
-                known = from_half(half[:, -1:])
-                solution = lower_ridge(
-                    lambda p: from_half(gram.half_solve(p[:, None])), known, gram.ridge - ridge, steps
-                )
-                if solution is not None:
-                    return _BlockLeftOut(solution, leverages)
+            if worth_iterating(2 * steps, block.size):  # two solutions, mostly
+
+                def lowered(p: Tensor) -> Tensor:
+                    found = lower_ridge(without, without(p), gram.ridge - ridge, steps)
+                    return torch.full_like(p, torch.nan) if found is None else found
+
+                product = _multiplying(gram, ridge, lambda x: part.transposed_times(part.times(x)))
+                solved = refine(lowered, product, v, v.dtype)
+                if relative_residual(solved.residual, v) <= ACCEPTED_RESIDUAL:
+                    return _BlockLeftOut(solved, leverages)
     # More rows than parameters, a leverage so near 1 that I − K has lost its digits, or too many steps to the lower
     # damping: subtract from the Gram matrix itself, which loses only what that subtraction loses.
     removed = torch.zeros_like(gram.square)
@@ -171,14 +196,13 @@ def _leave_out_of_block(gram: DampedGram, rows: HeldRows, block: Block, v: Tenso
     try:
         remaining = DampedGram.factorise(gram.gram() - removed, ridge, gram.name)
     except NotPositiveDefinite:
-        nothing = torch.full_like(v, torch.nan)
         if leverages is not None:
             return _BlockLeftOut(nothing, leverages, indefinite=True)
         largest = torch.tensor([_strongest(gram, removed)[0]], dtype=torch.float64)
         return _BlockLeftOut(nothing, largest, indefinite=True, all_leverages=False)
-    solution = remaining.solve(v[:, None])[:, 0]
+    solved = refine(_solving(remaining), _multiplying(remaining, ridge), v, v.dtype)
     if leverages is not None:
-        return _BlockLeftOut(solution, leverages)
+        return _BlockLeftOut(solved, leverages)
     # The largest eigenvalue a of M₋S⁻¹(M₋S + R_SᵀR_S) tells how much the subtraction cancelled.
     share, squared = _strongest(remaining, removed)
     amplified = 1 + share
@@ -190,7 +214,7 @@ def _leave_out_of_block(gram: DampedGram, rows: HeldRows, block: Block, v: Tenso
         )
     # Along the same direction, the share of R_SᵀR_S in M; alone, since the trace is not known.
     largest = torch.tensor([share / (amplified + (gram.ridge - ridge) * squared)], dtype=torch.float64)
-    return _BlockLeftOut(solution, largest, all_leverages=False)
+    return _BlockLeftOut(solved, largest, all_leverages=False)
 
 
 def _strongest(gram: DampedGram, removed: Tensor, steps: int = 30) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssse.curvature.refinement import relative_residual
 from ssse.curvature.structure import Builder, LeftOut, Structure
 from ssse.errors import NotPositiveDefinite
 from ssse.problem.parameters import LinearShape
@@ -36,8 +37,9 @@ class DiagonalStructure(Structure):
         self.squares = squares
         self.ridge = ridge
 
-    def solve(self, v: Tensor) -> Tensor:
-        return (v.to(self.squares.dtype) / (self.squares + self.ridge)).to(v.dtype)
+    def solve_measured(self, v: Tensor) -> tuple[Tensor, float | None]:
+        x = v.to(self.squares.dtype) / (self.squares + self.ridge)
+        return x.to(v.dtype), _residual(self.squares, self.ridge, x, v)
 
     def leave_out(self, rows: HeldRows, v: Tensor, ridge: float) -> LeftOut:
         removed = rows.to(self.squares.dtype).squares()
@@ -45,7 +47,10 @@ class DiagonalStructure(Structure):
         remaining = self.squares - removed
         solution = v.to(self.squares.dtype) / (remaining.clamp_min(0) + ridge)  # rounding may leave −0
         indefinite = bool((remaining + ridge <= 0).any())
-        return LeftOut(solution.to(v.dtype), shares.max().reshape(1), float(shares.sum()), "diagonal", indefinite)
+        return LeftOut(
+            solution.to(v.dtype), shares.max().reshape(1), float(shares.sum()), "diagonal", indefinite,
+            residual=_residual(remaining.clamp_min(0), ridge, solution, v),
+        )  # fmt: skip
 
     def remove(self, rows: Iterable[HeldRows], ridge: float) -> DiagonalStructure:
         squares = self.squares.clone()
@@ -72,3 +77,8 @@ class DiagonalStructure(Structure):
 
     def to(self, device: torch.device) -> DiagonalStructure:
         return DiagonalStructure(self.squares.to(device), self.ridge)
+
+
+def _residual(squares: Tensor, ridge: float, x: Tensor, v: Tensor) -> float:
+    left = v.double() - (squares.double() + ridge) * x.double()
+    return relative_residual(float(left.norm()), v)

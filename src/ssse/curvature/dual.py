@@ -8,12 +8,26 @@ import torch
 from torch import Tensor
 
 from ssse.curvature.conjugate_gradients import Product
-from ssse.curvature.gram import DampedGram
+from ssse.curvature.gram import DampedGram, factor_in_place, taken, weighted
 from ssse.curvature.lowered import lower_ridge, steps_to_lower, worth_iterating
-from ssse.errors import PrecisionLost
+from ssse.curvature.refinement import Refined, refine
+from ssse.errors import NotPositiveDefinite, PrecisionLost
 from ssse.rows.held import Rows
 
 REFINABLE = 0.03  # a correction of this size squared is what remains of the error
+FEW = 1024  # rows left out, up to which all of their leverages are worth their columns of the inverse
+SIZE_PER_COLUMN = 12  # a new factor of size B costs less than B/12 such columns
+TRIED = 16  # directions, of which the one with the largest leverage is looked for, where there are more
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class DualLeftOut:
+    """M₋S⁻¹v in one block. `leverages`: of S, descending; where there are too many, the largest alone, from below."""
+
+    solved: Refined
+    leverages: Tensor
+    all_leverages: bool
 
 
 @dataclass(frozen=True)
@@ -27,26 +41,29 @@ class Dual:
     rows: Rows
     gram: DampedGram
 
-    def solve(self, v: Tensor) -> Tensor:
+    def solve(self, v: Tensor) -> Refined:
         def product(x: Tensor) -> Tensor:
-            return self.rows.transposed_times(self.rows.times(x))
+            return self.rows.transposed_times(self.rows.times(x)) + self.gram.ridge * x
 
         return self._refined(v, self._solve_gram, product, self.gram.ridge)
 
-    def leave_out(self, index: Tensor, v: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-        """M₋S⁻¹v with the damping `ridge`, and the leverages of S, descending, S given by the places of its rows.
+    def leave_out(self, index: Tensor, v: Tensor, ridge: float) -> DualLeftOut:
+        """M₋S⁻¹v with the damping `ridge`, and the leverages of S, given by the places of its rows.
 
-        The leverages are exactly the eigenvalues of I − nλ·(A⁻¹)_SS.
+        By the factor of all rows where few are left out and their damping is near; else by a new factor of the kernel
+        of those that stay, which needs no pass over the rows either.
         """
-        square, count = self.gram.square, len(index)
-        unit = torch.zeros(len(square), count, dtype=square.dtype, device=square.device)
-        unit[index, torch.arange(count, device=unit.device)] = 1
-        columns = self.gram.solve(unit)  # A⁻¹E_S
-        del unit
-        corner = columns[index]  # (A⁻¹)_SS
-        values = torch.linalg.eigvalsh(((corner + corner.mT) / 2).double())
-        leverages = (1 - self.gram.ridge * values).clamp_max(1.0)
-        inner = torch.linalg.cholesky(corner.double())
+        steps = steps_to_lower(self.gram.ridge, ridge, self.gram.square.dtype)
+        if not _are_few(index, self.gram):
+            leverages = largest_leverage(self.gram, index)
+            return DualLeftOut(self._solve_anew(index, v, ridge), leverages, all_leverages=False)
+        columns = inverse_columns(self.gram, index)
+        corner = columns[index].double()  # (A⁻¹)_SS
+        leverages = _leverages(corner, self.gram.ridge)
+        inner, info = torch.linalg.cholesky_ex(corner)
+        if int(info) or not worth_iterating(3 * steps, len(self.gram.square)):  # three solutions, mostly
+            del columns
+            return DualLeftOut(self._solve_anew(index, v, ridge), leverages, all_leverages=True)
 
         def without(b: Tensor) -> Tensor:
             """A₋S,₋S⁻¹ b by forcing the entries of S in A⁻¹b to zero."""
@@ -57,55 +74,117 @@ class Dual:
             y[index] = 0
             return y
 
+        def lowered(b: Tensor) -> Tensor:
+            solution = lower_ridge(without, without(b), self.gram.ridge - ridge, steps)
+            if solution is None:
+                raise NotPositiveDefinite("Rounding hides the smaller damping.")
+            return solution
+
+        try:
+            solved = self._refined(v, lowered, self._product_without(index, ridge), ridge)
+        except (NotPositiveDefinite, PrecisionLost):  # what two subtractions lose, a factor of what stays does not
+            del columns
+            solved = self._solve_anew(index, v, ridge)
+        return DualLeftOut(solved, leverages, all_leverages=True)
+
+    def solve_error(self, v: Tensor) -> float:
+        return self.gram.solve_error(self.rows.times(v.to(self.gram.square.dtype)).to(self.gram.square.dtype))
+
+    def _solve_anew(self, index: Tensor, v: Tensor, ridge: float) -> Refined:
+        """(R₋SR₋Sᵀ + ridge·I)⁻¹ by a factor of its own, for this one solution."""
+        factor = KeptFactor.of(self.gram, index, ridge)
+        return self._refined(v, factor.solve, self._product_without(index, ridge), ridge)
+
+    def _product_without(self, index: Tensor, ridge: float) -> Product:
         def product(x: Tensor) -> Tensor:
             u = self.rows.times(x)
             u[index] = 0
-            return self.rows.transposed_times(u)
+            return self.rows.transposed_times(u) + ridge * x
 
-        return self._refined(v, self._lowered(without, index, ridge), product, ridge), leverages
-
-    def _lowered(self, without: Product, index: Tensor, ridge: float) -> Product:
-        """(R₋SR₋Sᵀ + ridge·I)⁻¹ b from `without`, which has the damping of the factor; zero at S."""
-        steps = steps_to_lower(self.gram.ridge, ridge, self.gram.square.dtype)
-        kept = torch.ones(len(self.gram.square), dtype=torch.bool, device=index.device)
-        kept[index] = False
-        anew = None if worth_iterating(2 * steps, len(kept)) else self._factor_without(kept, ridge)  # two solutions
-
-        def solve(b: Tensor) -> Tensor:
-            nonlocal anew
-            if anew is None:
-                solution = lower_ridge(without, without(b), self.gram.ridge - ridge, steps)
-                if solution is not None:
-                    return solution
-                anew = self._factor_without(kept, ridge)
-            y = torch.zeros_like(b)
-            y[kept] = anew.solve(b[kept, None])[:, 0]
-            return y
-
-        return solve
-
-    def _factor_without(self, kept: Tensor, ridge: float) -> DampedGram:
-        return DampedGram.factorise(self.gram.gram()[kept][:, kept], ridge, self.gram.name)
-
-    def solve_error(self, v: Tensor) -> float:
-        return self.gram.solve_error(self.rows.times(v).to(self.gram.square.dtype))
+        return product
 
     def _solve_gram(self, b: Tensor) -> Tensor:
         return self.gram.solve(b[:, None])[:, 0]
 
-    def _refined(self, v: Tensor, dual_solve: Product, product: Product, ridge: float) -> Tensor:
-        """(v − Rᵀ dual_solve(Rv)) / ridge, once more on the residual: the difference loses digits."""
+    def _refined(self, v: Tensor, dual_solve: Product, product: Product, ridge: float) -> Refined:
+        """(v − Rᵀ dual_solve(Rv)) / ridge, refined: the difference loses digits."""
 
         def once(w: Tensor) -> Tensor:
             return (w - self.rows.transposed_times(dual_solve(self.rows.times(w)))) / ridge
 
-        w = v.to(self.gram.square.dtype)
-        x = once(w)
-        correction = once(w - product(x) - ridge * x)
-        error = float(correction.norm() / x.norm().clamp_min(torch.finfo(x.dtype).tiny))
-        if error > REFINABLE:
+        refined = refine(once, product, v, self.gram.square.dtype)
+        if not refined.lost <= REFINABLE:
             raise PrecisionLost(
-                f"The dual form loses {error:.0%} of its solution in block '{self.gram.name}' to rounding in "
-                f"{x.dtype}: the rows are large over the damping. Use dtype=torch.float64 or a larger damping."
+                f"The dual form loses {refined.lost:.0%} of its solution in block '{self.gram.name}' to rounding in "
+                f"{self.gram.square.dtype}: the rows are large over the damping. Use dtype=torch.float64 or a larger "
+                "damping."
             )
-        return (x + correction).to(v.dtype)
+        return refined
+
+
+@dataclass(frozen=True)
+class KeptFactor:
+    """The factor of the kernel of those rows that stay, without the kernel: for one request."""
+
+    lower: Tensor
+    kept: Tensor  # places
+
+    @classmethod
+    def of(cls, gram: DampedGram, index: Tensor, ridge: float, weights: Tensor | None = None) -> KeptFactor:
+        """Without the rows at `index`; with weights other than the kernel's own, where some are given."""
+        stays = torch.ones(len(gram.square), dtype=torch.bool, device=index.device)
+        stays[index] = False
+        kept = stays.nonzero()[:, 0]
+        square = taken(gram.square, kept)  # one copy, in which the factor is made
+        weights = gram.weights if weights is None else weights
+        if weights is not None:
+            weighted(square, weights[kept])
+        return cls(factor_in_place(square, ridge, gram.name), kept)
+
+    def solve(self, b: Tensor) -> Tensor:
+        """Of shape (B,), zero at the rows that do not stay."""
+        half = torch.linalg.solve_triangular(self.lower, b[self.kept, None], upper=False)
+        y = torch.zeros_like(b)
+        y[self.kept] = torch.linalg.solve_triangular(self.lower.mT, half, upper=True)[:, 0]
+        return y
+
+
+def largest_leverage(gram: DampedGram, index: Tensor) -> Tensor:
+    """Of I − ridge·(A⁻¹)_SS, from below: a few rounds of subspace iteration, since its columns are too many."""
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.randn(len(index), TRIED, generator=generator, dtype=torch.float64).to(gram.square)
+
+    def image(x: Tensor) -> Tensor:
+        whole = torch.zeros(len(gram.square), x.shape[1], dtype=x.dtype, device=x.device)
+        whole[index] = x
+        return x - gram.ridge * gram.solve(whole)[index]
+
+    for _ in range(ROUNDS):
+        basis = torch.linalg.qr(image(basis)).Q
+    values = torch.linalg.eigvalsh((basis.mT @ image(basis)).double())
+    return values[-1:].clamp_max(1.0)
+
+
+def leverages_of(gram: DampedGram, index: Tensor) -> tuple[Tensor, bool]:
+    """Of the rows at these places, descending, and whether they are all; else the largest alone, from below."""
+    if not _are_few(index, gram):
+        return largest_leverage(gram, index), False
+    return _leverages(inverse_columns(gram, index)[index].double(), gram.ridge), True
+
+
+def inverse_columns(gram: DampedGram, index: Tensor) -> Tensor:
+    """A⁻¹E_S."""
+    square, count = gram.square, len(index)
+    unit = torch.zeros(len(square), count, dtype=square.dtype, device=square.device)
+    unit[index, torch.arange(count, device=unit.device)] = 1
+    return gram.solve(unit)
+
+
+def _leverages(corner: Tensor, ridge: float) -> Tensor:
+    """The eigenvalues of I − ridge·(A⁻¹)_SS, exactly the leverages."""
+    return (1 - ridge * torch.linalg.eigvalsh((corner + corner.mT) / 2)).clamp_max(1.0)
+
+
+def _are_few(index: Tensor, gram: DampedGram) -> bool:
+    """Whether a column of the inverse for each is cheaper than a new factor, or cheap in any case."""
+    return len(index) <= FEW or SIZE_PER_COLUMN * len(index) <= len(gram.square)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ssse.curvature.choices import Choice, Extent, LowRank, MatrixFree
+from ssse.curvature.choices import Choice, LowRank, MatrixFree
 from ssse.curvature.conjugate_gradients import usual_tolerance
 from ssse.curvature.costs import speeds_of
+from ssse.curvature.extent import Extent
 from ssse.curvature.trial import Pace, Trial
 from ssse.problem.derivatives.vectorised import AT_A_TIME
 from ssse.problem.parameters import Block, BlockChoice, Layout, LinearShape, make_blocks
@@ -173,7 +174,7 @@ def estimate(task: Task, way: Wanted) -> Plan:
         samples, rows, math.ceil(samples / group), dim, kept, linear, blocks, size, task.budget, asked, dtype
     )
     cost = way.structure.cost(extent)
-    trial, speeds = task.trial, speeds_of(problem.device, dtype)
+    trial, speeds = task.trial, speeds_of(problem.device, way.structure.working(dtype))
     backward = per_sample if formed else 1  # rows that are not formed take one backward pass, whatever their number
     pace, calls = _pace_of_rows(trial, kind, linear, per_sample if formed else 0), math.ceil(samples / group)
     read = pace.seconds(samples, calls)

@@ -12,42 +12,42 @@ from ssse.errors import NotPositiveDefinite
 
 @dataclass
 class DampedGram:
-    """G + ridge·I = L D² Lᵀ, with G and L in the same square.
+    """G + ridge·I = L D² Lᵀ, with G and L in the same square; with weights w, diag(w) G diag(w) + ridge·I.
 
     G lies on and below the diagonal; Lᵀ, whose diagonal is one, lies above it; D is apart. One square
     of memory and of disk then keeps both what is needed to solve and what is needed to change the
-    ridge or to take rows out again. Nothing ever writes to a finished square: it may be a file.
+    ridge or the weights, or to take rows out again. Nothing ever writes to a finished square: it may be a file.
     """
 
     square: Tensor
     pivots: Tensor  # the diagonal of D
     ridge: float
     name: str
+    weights: Tensor | None = None
 
     @classmethod
-    def factorise(cls, square: Tensor, ridge: float, name: str) -> DampedGram:
+    def factorise(cls, square: Tensor, ridge: float, name: str, weights: Tensor | None = None) -> DampedGram:
         """Take over a square whose lower triangle holds G, and write the factor above it.
 
         Raises:
             NotPositiveDefinite: names the block, its size and the ridge.
         """
-        diagonal = square.diagonal().clone()
-        square.diagonal().add_(ridge)
-        factor, info = torch.linalg.cholesky_ex(square)  # reads the lower triangle alone
-        square.diagonal().copy_(diagonal)
-        if int(info) != 0 or not bool(torch.isfinite(factor.diagonal()).all()):
-            raise NotPositiveDefinite(
-                f"Block '{name}' ({len(square)}×{len(square)}, nλ = {ridge:.3g}, {square.dtype}) is not positive "
-                f"definite at pivot {int(info)}. Use a larger damping, or dtype=torch.float64."
-            )
+        if weights is None:
+            diagonal = square.diagonal().clone()
+            square.diagonal().add_(ridge)
+            factor, info = torch.linalg.cholesky_ex(square)  # reads the lower triangle alone
+            square.diagonal().copy_(diagonal)
+            check_factor(factor, info, ridge, name)
+        else:
+            factor = factor_in_place(weighted(square.clone(), weights), ridge, name)
         pivots = factor.diagonal().clone()
         factor /= pivots  # scale each column: L D → L
         factor.diagonal().zero_()
         square.tril_().add_(factor.mT)
-        return cls(square, pivots, ridge, name)
+        return cls(square, pivots, ridge, name, weights)
 
     def half_solve(self, v: Tensor) -> Tensor:
-        """H v with HᵀH = (G + ridge·I)⁻¹, for v of shape (B, q)."""
+        """H v with HᵀH = (G + ridge·I)⁻¹, G with its weights, for v of shape (B, q)."""
         half = torch.linalg.solve_triangular(self.square.mT, v, upper=False, unitriangular=True)
         return half / self.pivots[:, None]
 
@@ -56,24 +56,36 @@ class DampedGram:
         return torch.linalg.solve_triangular(self.square, v / self.pivots[:, None], upper=True, unitriangular=True)
 
     def solve(self, v: Tensor) -> Tensor:
-        """(G + ridge·I)⁻¹ v for v of shape (B, q)."""
+        """(G + ridge·I)⁻¹ v, G with its weights, for v of shape (B, q)."""
         return self.half_solve_transposed(self.half_solve(v))
 
     def gram(self) -> Tensor:
-        """A copy of G in the lower triangle of a new square."""
+        """A copy of G in the lower triangle of a new square, without weights."""
         return self.square.tril()
 
     def with_ridge(self, ridge: float) -> DampedGram:
-        return DampedGram.factorise(self.gram(), ridge, self.name)
+        return DampedGram.factorise(self.gram(), ridge, self.name, self.weights)
+
+    def of(self, kept: Tensor, ridge: float) -> DampedGram:
+        """Of some rows alone, whose places are given in ascending order: no product is made again."""
+        weights = None if self.weights is None else self.weights[kept]
+        return DampedGram.factorise(taken(self.square, kept).tril_(), ridge, self.name, weights)
 
     def to(self, device: torch.device) -> DampedGram:
-        return DampedGram(self.square.to(device), self.pivots.to(device), self.ridge, self.name)
+        weights = None if self.weights is None else self.weights.to(device)
+        return DampedGram(self.square.to(device), self.pivots.to(device), self.ridge, self.name, weights)
+
+    def product(self, x: Tensor) -> Tensor:
+        """(G + ridge·I) x, G with its weights, in the precision of x, of shape (B, q)."""
+        if self.weights is None:
+            return symmetric_product(self.square, x) + self.ridge * x
+        weights = self.weights.to(x.dtype)[:, None]
+        return weights * symmetric_product(self.square, weights * x) + self.ridge * x
 
     def solve_error(self, v: Tensor) -> float:
         """Relative error of `solve(v)`, measured by one step of refinement with a float64 residual."""
         x = self.solve(v[:, None]).double()
-        product = symmetric_product(self.square, x) + self.ridge * x
-        correction = self.solve((v[:, None].double() - product).to(v.dtype)).double()
+        correction = self.solve((v[:, None].double() - self.product(x)).to(v.dtype)).double()
         return float(correction.norm() / x.norm().clamp_min(torch.finfo(torch.float64).tiny))
 
 
@@ -90,3 +102,43 @@ def symmetric_product(lower: Tensor, x: Tensor, strip: int = 1024) -> Tensor:
         out[start:stop] += left @ x[:start] + corner @ x[start:stop] + corner.tril(-1).mT @ x[start:stop]
         out[:start] += left.mT @ x[start:stop]
     return out
+
+
+def taken(square: Tensor, kept: Tensor, strips: int = 16) -> Tensor:
+    """These rows and columns of a square, as a new one.
+
+    By strips: an index of both at once is made as large as its result, twice.
+    """
+    out = torch.empty(len(kept), len(kept), dtype=square.dtype, device=square.device)
+    for places, target in zip(kept.chunk(strips), out.chunk(strips), strict=True):
+        torch.index_select(square.index_select(0, places), 1, kept, out=target)
+    return out
+
+
+def weighted(square: Tensor, weights: Tensor) -> Tensor:
+    """diag(w) G diag(w), in the place of G."""
+    square *= weights[:, None]
+    square *= weights
+    return square
+
+
+def factor_in_place(square: Tensor, ridge: float, name: str) -> Tensor:
+    """L with LLᵀ = G + ridge·I, in the place of G, of which the lower triangle is read.
+
+    Raises:
+        NotPositiveDefinite: names the block, its size and the ridge.
+    """
+    square.diagonal().add_(ridge)
+    upper = square.mT  # what LAPACK takes for an upper triangle, and so needs no copy of
+    info = torch.empty((), dtype=torch.int32, device=square.device)
+    torch.linalg.cholesky_ex(upper, upper=True, out=(upper, info))
+    check_factor(square, info, ridge, name)
+    return square
+
+
+def check_factor(factor: Tensor, info: Tensor, ridge: float, name: str) -> None:
+    if int(info) != 0 or not bool(torch.isfinite(factor.diagonal()).all()):
+        raise NotPositiveDefinite(
+            f"Block '{name}' ({len(factor)}×{len(factor)}, nλ = {ridge:.3g}, {factor.dtype}) is not positive "
+            f"definite at pivot {int(info)}. Use a larger damping, or dtype=torch.float64."
+        )

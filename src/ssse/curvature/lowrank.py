@@ -10,11 +10,14 @@ from torch import Tensor
 
 from ssse.curvature.dual import Dual
 from ssse.curvature.gram import DampedGram
+from ssse.curvature.refinement import relative_residual
 from ssse.curvature.structure import Builder, LeftOut, Structure
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.parameters import Block, LinearShape
 from ssse.problem.sample_digests import find_places
-from ssse.rows.held import HeldRows, StackedRows, join_rows, rows_from_tensors
+from ssse.rows.held import HeldRows, LinearRows, SlabRows, StackedRows
+from ssse.rows.joined import join_rows, rows_from_tensors
+from ssse.rows.margin import MarginRows
 
 TILE_ROWS = 4096
 TILE_BYTES = {"cpu": 2**29, "cuda": 2**33}
@@ -28,18 +31,28 @@ def everything(dim: int) -> Block:
 class LowRankBuilder(Builder):
     """Keeps every row, in tiles large enough for fast products; RRᵀ of every block is made at the end, its lower half.
 
-    Without `blocks`, one block over everything.
+    Without `blocks`, one block over everything. `kernel_dtype`: the precision of RRᵀ and its factor, where it is wider
+    than that of the rows. The few numbers of a linear model's rows are then kept in it too.
     """
 
-    def __init__(self, salt: bytes = b"", dtype: torch.dtype | None = None, blocks: Sequence[Block] = ()) -> None:
+    def __init__(
+        self,
+        salt: bytes = b"",
+        dtype: torch.dtype | None = None,
+        blocks: Sequence[Block] = (),
+        kernel_dtype: torch.dtype | None = None,
+    ) -> None:
         self.salt: bytes = salt
         self.dtype: torch.dtype | None = dtype
         self.blocks: tuple[Block, ...] = tuple(blocks)
+        self.kernel_dtype: torch.dtype | None = kernel_dtype
         self.parts: list[HeldRows] = []
         self.waiting: list[HeldRows] = []
 
     def add(self, rows: HeldRows) -> None:
         rows = rows if self.dtype is None else rows.to(self.dtype)
+        if self.kernel_dtype is not None and isinstance(rows, LinearRows):
+            rows = rows.to(self.kernel_dtype)
         self.waiting.append(rows)
         sample = next(iter(rows.tensors().values()))
         tile = min(TILE_ROWS, TILE_BYTES[sample.device.type] // (rows.dim * sample.element_size()))
@@ -52,30 +65,50 @@ class LowRankBuilder(Builder):
             self.waiting = []
 
     def kernel(self, block: Block | None = None) -> Tensor:
-        """RRᵀ on and below the diagonal, over the columns of one block, or over all."""
+        """RRᵀ on and below the diagonal, over the columns of one block, or over all; of margins ∇φ∇φᵀ."""
         self.close_tile()
-        parts = [part.columns(block or everything(part.dim)) for part in self.parts]
+        apart = _weights_of(self.parts) is not None
+        parts = [_columns(part, block or everything(part.dim), apart) for part in self.parts]
         count = sum(part.count for part in parts)
         sample = next(iter(self.parts[0].tensors().values()))
-        square = torch.zeros(count, count, dtype=sample.dtype, device=sample.device)
+        dtype = self.kernel_dtype or sample.dtype
+        square = torch.zeros(count, count, dtype=dtype, device=sample.device)
         top = 0
         for i, part in enumerate(parts):
             left = 0
             for other in parts[: i + 1]:
-                square[top : top + part.count, left : left + other.count] = part.kernel(other)
+                square[top : top + part.count, left : left + other.count] = part.kernel(other, dtype)
                 left += other.count
             top += part.count
         return square
 
     def build(self, ridge: float) -> LowRankStructure:
         self.close_tile()
-        blocks = self.blocks or (everything(self.parts[0].dim),)
-        grams = [DampedGram.factorise(self.kernel(block), ridge, block.name) for block in blocks]
+        blocks, weights = self.blocks or (everything(self.parts[0].dim),), _weights_of(self.parts)
+        grams = []
+        for block in blocks:
+            square = self.kernel(block)
+            apart = None if weights is None else weights.to(square.dtype)
+            grams.append(DampedGram.factorise(square, ridge, block.name, apart))
         return LowRankStructure(StackedRows(self.parts), blocks, grams, ridge, self.salt)
+
+
+def _weights_of(parts: Sequence[HeldRows]) -> Tensor | None:
+    """Of rows that keep them apart, all of them: their kernel is without. Earlier versions stored them multiplied."""
+    margins = [part for part in parts if isinstance(part, MarginRows)]
+    return torch.cat([part.weights for part in margins]) if len(margins) == len(parts) else None
+
+
+def _columns(part: HeldRows, block: Block, apart: bool) -> SlabRows:
+    """Without the weights where they are kept apart."""
+    return (part.unweighted if apart and isinstance(part, MarginRows) else part).columns(block)
 
 
 class LowRankStructure(Structure):
     """M, block-diagonal, in the dual form: the rows once, and for each block an m×m kernel of its columns.
+
+    Of margin rows the kernel is of ∇φ without weights, ∇φ∇φᵀ: another damping, other weights and other samples left out
+    cost one factor, and no pass over the rows.
 
     Rows are left out by leaving them out: those of S are found again among the stored ones by a keyed
     digest of their sample, so a sample that was never in the curvature is noticed with certainty.
@@ -98,38 +131,43 @@ class LowRankStructure(Structure):
         self.ridge: float = ridge
         self.salt: bytes = salt
 
-    def solve(self, v: Tensor) -> Tensor:
-        out = torch.empty_like(v)
+    @property
+    def kernel_dtype(self) -> torch.dtype:
+        """That everything is solved in; the rows may be in a narrower one."""
+        return self.grams[0].square.dtype
+
+    def solve_measured(self, v: Tensor) -> tuple[Tensor, float | None]:
+        out, squared = torch.empty_like(v), 0.0
         for block, dual in self._duals():
-            block.put(out, dual.solve(block.take(v)))
-        return out
+            solved = dual.solve(block.take(v))
+            block.put(out, solved.x.to(v.dtype))
+            squared += solved.residual**2
+        return out, relative_residual(squared**0.5, v)
 
     def leave_out(self, rows: HeldRows, v: Tensor, ridge: float) -> LeftOut:
-        index, missing = self._find(rows)
+        index, missing = self.find(rows)
         if missing:
             unknown = torch.full((1,), torch.nan)
             return LeftOut(torch.full_like(v, torch.nan), unknown, torch.nan, self.blocks[0].name, missing=missing)
         out = torch.empty_like(v)
-        worst, where, total = torch.zeros(1, dtype=torch.float64), "", 0.0
+        worst, where, total, squared = torch.zeros(1, dtype=torch.float64), "", 0.0, 0.0
         for block, dual in self._duals():
-            solution, leverages = dual.leave_out(index, block.take(v), ridge)
-            block.put(out, solution)
-            total += float(leverages.sum())
-            if not where or float(leverages[0]) > float(worst[0]):
-                worst, where = leverages, block.name
-        return LeftOut(out, worst, total, where)
+            part = dual.leave_out(index, block.take(v), ridge)
+            block.put(out, part.solved.x.to(v.dtype))
+            squared += part.solved.residual**2
+            total += float(part.leverages.sum()) if part.all_leverages else torch.nan
+            if not where or float(part.leverages[0]) > float(worst[0]):
+                worst, where = part.leverages, block.name
+        return LeftOut(out, worst, total, where, residual=relative_residual(squared**0.5, v))
 
     def remove(self, rows: Iterable[HeldRows], ridge: float) -> LowRankStructure:
-        index, missing = self._find(StackedRows(list(rows)))
+        index, missing = self.find(StackedRows(list(rows)))
         if missing:
             raise InvalidData(f"{missing} of the rows to remove are not among the curvature's rows.")
         keep = torch.ones(self.rows.count, dtype=torch.bool, device=index.device)
         keep[index] = False
         kept = keep.nonzero()[:, 0]
-        grams = [
-            DampedGram.factorise(gram.gram()[kept][:, kept], ridge, gram.name)  # no product is made again
-            for gram in self.grams
-        ]
+        grams = [gram.of(kept, ridge) for gram in self.grams]
         return LowRankStructure(self.rows.select(kept), self.blocks, grams, ridge, self.salt)
 
     def with_ridge(self, ridge: float) -> LowRankStructure:
@@ -138,7 +176,8 @@ class LowRankStructure(Structure):
         )
 
     def merged(self, other: LowRankStructure, ridge: float) -> LowRankStructure:
-        builder = LowRankBuilder(self.salt, blocks=self.blocks)
+        widest = torch.promote_types(self.kernel_dtype, other.kernel_dtype)
+        builder = LowRankBuilder(self.salt, blocks=self.blocks, kernel_dtype=widest)
         builder.parts = [*self.rows.parts, *other.rows.parts]
         return builder.build(ridge)
 
@@ -160,10 +199,11 @@ class LowRankStructure(Structure):
         rows = rows_from_tensors({k: v for k, v in state.items() if not k.startswith("dual.")}, linear)
         blocks = [Block(name, tuple((a, b) for a, b in ranges)) for name, ranges in settings.get("blocks", ())]
         blocks = blocks or [everything(rows.dim)]
-        grams = [
-            DampedGram(state[f"{name}.square"], state[f"{name}.pivots"], ridge, block.name)
-            for name, block in zip(_stored_names(len(blocks)), blocks, strict=True)
-        ]
+        grams = []
+        for name, block in zip(_stored_names(len(blocks)), blocks, strict=True):
+            square, weights = state[f"{name}.square"], _weights_of(rows.parts)
+            apart = None if weights is None else weights.to(square)
+            grams.append(DampedGram(square, state[f"{name}.pivots"], ridge, block.name, apart))
         return cls(rows, blocks, grams, ridge, bytes.fromhex(settings["salt"]))
 
     def settings(self) -> dict[str, Any]:
@@ -182,11 +222,7 @@ class LowRankStructure(Structure):
         stored = set(_digest_list(self.rows))
         return sum(digest not in stored for digest in digests.tolist())
 
-    def _duals(self) -> Iterator[tuple[Block, Dual]]:
-        for block, gram in zip(self.blocks, self.grams, strict=True):
-            yield block, Dual(self.rows.columns(block), gram)
-
-    def _find(self, rows: HeldRows) -> tuple[Tensor, int]:
+    def find(self, rows: HeldRows) -> tuple[Tensor, int]:
         """Index of each given row among the stored ones, and how many have none.
 
         By the digest of its sample, so that it is found at any θ; equal samples count once each.
@@ -195,6 +231,10 @@ class LowRankStructure(Structure):
         stored = [place for place in places if place is not None]
         device = self.grams[0].square.device
         return torch.tensor(stored, dtype=torch.long, device=device), len(places) - len(stored)
+
+    def _duals(self) -> Iterator[tuple[Block, Dual]]:
+        for block, gram in zip(self.blocks, self.grams, strict=True):
+            yield block, Dual(self.rows.columns(block), gram)
 
 
 def _stored_names(blocks: int) -> list[str]:

@@ -59,8 +59,9 @@ class MatrixFreeStructure(Structure):
         self.max_iterations: int = max_iterations
         self.watch: Watch | None = watch
 
-    def solve(self, v: Tensor) -> Tensor:
-        return self._iterate(v, self.ridge)[0].x
+    def solve_measured(self, v: Tensor) -> tuple[Tensor, float | None]:
+        solved, _ = self._iterate(v, self.ridge)
+        return solved.x, solved.residual
 
     def rough_solve(self, v: Tensor) -> Tensor:
         """By the preconditioner, where there is one."""
@@ -70,8 +71,9 @@ class MatrixFreeStructure(Structure):
         solved, leverage = self._iterate(v, ridge, without=rows)
         leverages = torch.tensor([leverage], dtype=torch.float64)
         return LeftOut(
-            solved.x, leverages, torch.nan, "all", solved.indefinite, converged=solved.converged, note=str(solved)
-        )
+            solved.x, leverages, torch.nan, "all", solved.indefinite,
+            converged=solved.converged, note=str(solved), residual=solved.residual,
+        )  # fmt: skip
 
     def remove(self, rows: Iterable[HeldRows], ridge: float) -> MatrixFreeStructure:
         """Without a source: the next request must bring the training data that remains."""

@@ -141,15 +141,22 @@ def _candidates(task: Task, wanted: Wanted) -> Iterator[Wanted]:
             if isinstance(wanted.structure, LowRank) != isinstance(structure, LowRank):
                 continue
             structure = wanted.structure  # the other structures share dense's choices of rows and blocks
-        way = replace(
-            wanted,
-            rows=_row_name(wanted, rows),
-            structure=structure,
-            blocks=blocks if wanted.blocks == "auto" else wanted.blocks,
-        )
-        if way not in given:
-            given.append(way)
-            yield way
+        name = _row_name(wanted, rows)
+        for held in _precisions(task, wanted, name, structure):
+            cut = blocks if wanted.blocks == "auto" else wanted.blocks
+            way = replace(wanted, rows=name, structure=held, blocks=cut)
+            if way not in given:
+                given.append(way)
+                yield way
+
+
+def _precisions(task: Task, wanted: Wanted, rows: RowName, structure: Choice) -> tuple[Choice, ...]:
+    """The margin rows of a network get a kernel in float64, if it fits: float32 loses their stiffest directions."""
+    if not isinstance(structure, LowRank) or structure.kernel != "auto" or structure.rank is not None:
+        return (structure,)
+    if rows != "margin" or task.linear is not None or (wanted.dtype or task.problem.dtype) == torch.float64:
+        return (structure,)
+    return replace(structure, kernel="float64"), replace(structure, kernel="rows")
 
 
 def _ways(task: Task) -> Iterator[tuple[RowName, Choice, BlockChoice]]:
@@ -195,7 +202,9 @@ def _reason(task: Task, wanted: Wanted, plan: Plan, passed: list[Plan]) -> str:
     # The one that was nearest to being chosen: it fits and is too slow, or it lacks the least memory.
     other = min(better or passed, key=lambda one: max(one.fit_bytes, task.budget))
     cut = f" in {len(other.blocks)} block{'s' if len(other.blocks) > 1 else ''}" if other.blocks else ""
-    what = f"{other.structure} with {other.kind.name} rows{cut} would be {'more' if better else 'as'} faithful but"
+    finer = other.structure.working(other.dtype) != plan.structure.working(plan.dtype)
+    faithful = "more exact" if finer and not better else f"{'more' if better else 'as'} faithful"
+    what = f"{other.structure} with {other.kind.name} rows{cut} would be {faithful} but"
     if other.fit_bytes > task.budget:
         return f"{what} needs {human_bytes(other.fit_bytes)}; the memory budget is {human_bytes(task.budget)}"
     most, ask = _most_operations(task, wanted, other), f"rows='{other.kind.name}', structure='{other.structure.kind}'"

@@ -59,11 +59,12 @@ class RecurrenceStructure(Structure):
         self.n: int = n
         self.ridge: float = ridge
 
-    def solve(self, v: Tensor) -> Tensor:
+    def solve_measured(self, v: Tensor) -> tuple[Tensor, float | None]:
+        """Without a residual: it holds M⁻¹ alone, and nothing to multiply the solution with."""
         out = torch.empty_like(v)
         for block, inverse in zip(self.blocks, self.inverses, strict=True):
             block.put(out, (inverse @ block.take(v).to(inverse.dtype) / self.n).to(v.dtype))
-        return out
+        return out, None
 
     def leave_out(self, rows: HeldRows, v: Tensor, ridge: float) -> LeftOut:
         out = torch.empty_like(v)

@@ -29,6 +29,9 @@ class LeftOut:
         missing: rows of S that a structure which still knows its rows did not find among them.
         converged: False where an iterative solver stopped short of its tolerance.
         note: what the solver has to say about its own accuracy.
+        residual: ‖v − M₋Sx‖/‖v‖ of the solution x as it was computed, before it is rounded to the precision of v; None
+            where M is not at hand to multiply with.
+        rounds, gradient: of a re-weighted solve (`curvature.reweighted`), how many, and what they left of the gradient.
     """
 
     solution: Tensor
@@ -39,6 +42,9 @@ class LeftOut:
     missing: int = 0
     converged: bool = True
     note: str = ""
+    residual: float | None = None
+    rounds: int = 0
+    gradient: float | None = None
 
 
 class Structure(ABC):
@@ -61,9 +67,13 @@ class Structure(ABC):
     holds_after_erasure: ClassVar[str] = "sums over the samples, from which the forgotten ones were subtracted"
     keeps_remainder: ClassVar[bool] = True  # rows are subtracted as they are at the current model, not as they were
 
-    @abstractmethod
     def solve(self, v: Tensor) -> Tensor:
         """M⁻¹ v, shape (d,)."""
+        return self.solve_measured(v)[0]
+
+    @abstractmethod
+    def solve_measured(self, v: Tensor) -> tuple[Tensor, float | None]:
+        """M⁻¹ v, and its relative residual as in `LeftOut`."""
 
     def rough_solve(self, v: Tensor) -> Tensor:
         """M⁻¹ v, or near it where that would read the data again: for lengths that are compared with limits."""

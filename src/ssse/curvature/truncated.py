@@ -10,9 +10,11 @@ from torch import Tensor
 
 from ssse.curvature.gram import DampedGram
 from ssse.curvature.lowrank import LowRankBuilder
+from ssse.curvature.refinement import Refined, refine, relative_residual
 from ssse.curvature.structure import Builder, Gap, LeftOut, Structure
 from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite
 from ssse.problem.parameters import LinearShape
+from ssse.rows import wide
 from ssse.rows.held import HeldRows, StackedRows
 
 
@@ -63,8 +65,9 @@ class TruncatedStructure(Structure):
         self.core: DampedGram = core
         self.ridge: float = ridge
 
-    def solve(self, v: Tensor) -> Tensor:
-        return self._lifted(v, self.core)
+    def solve_measured(self, v: Tensor) -> tuple[Tensor, float | None]:
+        solved = self._solved(v, self.core)
+        return solved.x.to(v.dtype), relative_residual(solved.residual, v)
 
     def leave_out(self, rows: HeldRows, v: Tensor, ridge: float) -> LeftOut:
         inside = rows.to(self.basis.dtype).times(self.basis.mT)
@@ -78,7 +81,9 @@ class TruncatedStructure(Structure):
             core = self._core_without([rows], ridge)
         except NotPositiveDefinite:
             return LeftOut(torch.full_like(v, torch.nan), leverages, torch.nan, "directions", indefinite=True)
-        return LeftOut(self._lifted(v, core), leverages, float(leverages.sum()), "directions")
+        solved, total = self._solved(v, core), float(leverages.sum())
+        residual = relative_residual(solved.residual, v)
+        return LeftOut(solved.x.to(v.dtype), leverages, total, "directions", residual=residual)
 
     def remove(self, rows: Iterable[HeldRows], ridge: float) -> TruncatedStructure:
         """Inside the span, and without the directions that are then empty: they would be the removed rows'."""
@@ -113,8 +118,16 @@ class TruncatedStructure(Structure):
             square -= (inside.mT @ inside).tril()
         return DampedGram.factorise(square, ridge, "directions")
 
-    def _lifted(self, v: Tensor, core: DampedGram) -> Tensor:
-        w = v.to(self.basis.dtype)
-        inside = self.basis @ w
-        x = (w - self.basis.mT @ inside) / core.ridge + self.basis.mT @ core.solve(inside[:, None])[:, 0]
-        return x.to(v.dtype)
+    def _solved(self, v: Tensor, core: DampedGram) -> Refined:
+        """M⁻¹ v inside the span, and by the damping alone outside of it."""
+
+        def solve(w: Tensor) -> Tensor:
+            inside = self.basis @ w
+            return (w - self.basis.mT @ inside) / core.ridge + self.basis.mT @ core.solve(inside[:, None])[:, 0]
+
+        def product(x: Tensor) -> Tensor:
+            inside = wide.times(self.basis, x)
+            curved = core.product(inside[:, None])[:, 0] - core.ridge * inside
+            return wide.transposed_times(self.basis, curved) + core.ridge * x
+
+        return refine(solve, product, v, self.basis.dtype)

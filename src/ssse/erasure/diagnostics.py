@@ -50,6 +50,11 @@ class Diagnostics(Assessment):
         rounding: of a model in half precision, how far the model that is handed back is from the one that was computed,
             over the length of the step from θ*; None of others.
         statistics: whether BatchNorm layers hold statistics of what the step changes.
+        solve_residual: ‖b − Mu‖/‖b‖ of the system that the step u solves, measured with products in float64 (of
+            conjugate gradients in the model's precision) before u is rounded to the model's precision; None where M is
+            not at hand to multiply with ("recurrence").
+        reweight_rounds: Newton's steps on the linearised problem that were taken (`reweight=`); 0 is the one step.
+        reweight_gradient: what they left of the gradient of that problem, over what it was at θ*; None without them.
         verdict: "ok" means that the step is Newton's for a model linear in θ, and that its measures agree.
 
     The others are as of `Assessment`.
@@ -71,6 +76,9 @@ class Diagnostics(Assessment):
     decay_estimate: float | None = None
     rounding: float | None = None
     statistics: bool = False
+    solve_residual: float | None = None
+    reweight_rounds: int = 0
+    reweight_gradient: float | None = None
 
     @property
     def imbalance(self) -> float | None:
@@ -87,9 +95,16 @@ class Diagnostics(Assessment):
             "ε, λ": f"{number(self.scale)}, {number(self.damping)}",
             **known,
             "‖∇L(θ*)‖": number(self.gradient_norm),
+            **({} if self.solve_residual is None else {"residual of the solve": f"{self.solve_residual:.1e}"}),
+            **({"re-weighted": self._reweighted()} if self.reweight_rounds else {}),
             **({} if self.rounding is None else {"rounding": f"{self.rounding:.1%} of the step"}),
             "loss on S": loss,
         }
+
+    def _reweighted(self) -> str:
+        times = "once" if self.reweight_rounds == 1 else f"{self.reweight_rounds} times"
+        left = "" if self.reweight_gradient is None else f", {self.reweight_gradient:.1e} of the gradient left"
+        return f"{times}{left}"
 
 
 def judge(measured: Diagnostics) -> list[str]:

@@ -17,7 +17,6 @@ from ssse.curvature.curvature import Curvature, JointState
 from ssse.curvature.fit import bind_data
 from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.matrix_free import MatrixFreeStructure
-from ssse.curvature.structure import LeftOut
 from ssse.erasure.bounds import check_override
 from ssse.erasure.diagnostics import Diagnostics, doubts, judge, notes_on
 from ssse.erasure.health import worsening
@@ -25,6 +24,7 @@ from ssse.erasure.policy import Policy
 from ssse.erasure.probe import look_at
 from ssse.erasure.refusal import refusal_of
 from ssse.erasure.request import Samples, check_settings, matching_view, read_matching
+from ssse.erasure.solving import check_reweight, gradient_sum, refuse_impossible, samples_at_origin, solve_request
 from ssse.erasure.stages import Stages, showing
 from ssse.erasure.trust import Step, Trust, measure_swings, measure_trust, trust_by_swing
 from ssse.errors import DoesNotFit, InvalidSetting, Refused
@@ -129,6 +129,19 @@ class Erasure:
     _erased: Problem = field(repr=False)
     _origin: Tensor = field(repr=False)  # θ*, which the scale counts from
 
+    @property
+    def reach(self) -> float:
+        """The length of the step at scale 1 over ‖θ*‖."""
+        return float(self.direction.norm() / self._origin.norm())
+
+    def at(self, scale: float) -> nn.Module:
+        """The model at another scale of this step, without solving again: θ* + ε·direction, a copy. It is not judged:
+        look at it with `scan` or `evaluate`.
+        """
+        if not math.isfinite(scale):
+            raise InvalidSetting(f"scale must be a number, not {scale!r}.")
+        return self._erased.with_theta(self._origin + scale * self.direction)
+
     @cached_property
     def curvature(self) -> Curvature:
         """The curvature for the next request, from which the forgotten rows are gone.
@@ -186,6 +199,7 @@ def erase(
     scale: float | None = None,
     leave_out: bool = True,
     residual: bool = False,
+    reweight: int = 0,
     policy: Policy = "rebase",
     data: Data | None = None,
     probe: Data | None = None,
@@ -206,6 +220,9 @@ def erase(
         scale: ε; if not given, the one that `ssse.calibrate` stored with the curvature, else 1.
         leave_out: subtract the rows of S from the curvature, which needs nothing but S.
         residual: also correct for θ* not being stationary: g_S − n∇L(θ*) instead of g_S.
+        reweight: with rows="margin" of a network in structure="lowrank", at most so many of Newton's steps on the
+            linearised problem of what remains, each with the weights p(1−p) at the margins that the last one left; 0:
+            the one step. They need nothing but S, and a factor each.
         policy: for streams of requests. "rebase": the erased model becomes the new θ*; of the old one
             only what the curvature holds remains. "joint": θ* and the sum of removed gradients are kept, so any
             order and grouping of the same requests gives the same model (at the scale of the last).
@@ -228,8 +245,8 @@ def erase(
     with showing(progress) as stages:
         erasure = erase_from(
             matching_view(model, curvature), curvature, loss_fn, forget,
-            scale=scale, leave_out=leave_out, residual=residual, policy=policy, data=data, probe=probe,
-            override=override, stages=stages,
+            scale=scale, leave_out=leave_out, residual=residual, reweight=reweight, policy=policy, data=data,
+            probe=probe, override=override, stages=stages,
         )  # fmt: skip
     return replace(erasure, diagnostics=replace(erasure.diagnostics, seconds=time.perf_counter() - started))
 
@@ -243,6 +260,7 @@ def erase_from(
     scale: float | None = None,
     leave_out: bool = True,
     residual: bool = False,
+    reweight: int = 0,
     policy: Policy = "rebase",
     data: Data | None = None,
     probe: Data | None = None,
@@ -252,6 +270,7 @@ def erase_from(
     """`erase`, of a model that `matching_view` found to be the curvature's: it is not hashed again."""
     started, stages = time.perf_counter(), stages or Stages()
     overridden = check_override(override)
+    check_reweight(curvature, reweight, leave_out, scale)
     scale = check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
     problem, samples = read_matching(view, curvature, loss_fn, forget)
     request = _Request(_at_origin(problem, curvature), curvature, samples)
@@ -267,9 +286,10 @@ def erase_from(
     origin = request.problem.theta()
     slope, gradient = gradient, gradient + samples.count * curvature.weight_decay * origin
     removed = gradient if curvature.joint is None else gradient + curvature.joint.removed_gradient
-    right = removed - _gradient_sum(curvature) if residual else removed
+    right = removed - gradient_sum(curvature) if residual else removed
     stages.begin("solving")
-    solved = _solve(curvature, right, rows, samples.count, 0 if leave_out else request.missing(), stages)
+    missing = 0 if leave_out else request.missing()
+    solved = solve_request(curvature, right, rows, samples.count, missing, stages, reweight)
     stages.begin("looking at the step")
 
     diagnostics = Diagnostics(
@@ -287,12 +307,15 @@ def erase_from(
         gradient_norm=None if curvature.gradient is None else float(curvature.gradient.norm()),
         forget_gradient_norm=float(gradient.norm()),
         decay_estimate=curvature.decay_estimate,
+        solve_residual=None if solved.residual is None else _known(solved.residual),
+        reweight_rounds=solved.rounds,
+        reweight_gradient=solved.gradient,
         leverage_max=_known(float(solved.leverages[0])) if leave_out else None,
         leverage_sum=_known(solved.leverage_sum) if leave_out else None,
         leverages=tuple(v for v in solved.leverages.tolist() if not math.isnan(v)) if leave_out else (),
         loss_before=loss / samples.count if curvature.joint is None else _mean_loss(problem, samples.batches),
     )
-    _refuse_impossible(diagnostics, solved, curvature)
+    refuse_impossible(diagnostics, solved, curvature)
 
     exact = origin + scale * solved.solution
     if not bool(torch.isfinite(exact).all()):
@@ -368,55 +391,6 @@ def _with_data(
     return replace(curvature, structure=bound)
 
 
-def _solve(
-    curvature: Curvature, right: Tensor, rows: StackedRows | None, k: int, missing: int, stages: Stages
-) -> LeftOut:
-    structure = curvature.structure
-    if isinstance(structure, MatrixFreeStructure):
-        structure = structure.watched(stages)
-    if rows is not None:
-        return structure.leave_out(rows, right, curvature.ridge_without(k))
-    # Definition 3.1: n/(n−k) of the full curvature.
-    share = _samples_at_origin(curvature) / (curvature.n - k)
-    if isinstance(structure, MatrixFreeStructure):
-        solved = structure.leave_out(None, right, structure.ridge)  # with the solver's own account of its accuracy
-        return replace(solved, solution=solved.solution * share)
-    return LeftOut(structure.solve(right) * share, torch.zeros(1), 0.0, "", missing=missing)
-
-
-def _gradient_sum(curvature: Curvature) -> Tensor:
-    """n∇L(θ*) over the data that the gradient was taken of."""
-    assert curvature.gradient is not None
-    return _samples_at_origin(curvature) * curvature.gradient
-
-
-def _samples_at_origin(curvature: Curvature) -> int:
-    """A joint stream counts from its first request on."""
-    return curvature.n if curvature.joint is None else curvature.joint.n
-
-
-def _refuse_impossible(diagnostics: Diagnostics, solved: LeftOut, curvature: Curvature) -> None:
-    if solved.missing:
-        raise Refused(
-            diagnostics.refused(
-                f"{solved.missing} of the rows to forget are not among the curvature's rows: those samples were not in "
-                "the training data, not bit for bit in this form (other preprocessing, other labels), or are erased "
-                "already.",
-            )
-        )
-    if solved.indefinite:
-        largest = diagnostics.leverage_max
-        leverage = "" if largest is None or largest < 1 else f" (largest leverage {largest:.4g}, must be below 1)"
-        drifted = curvature.erased > 0 and curvature.joint is None
-        stream = " Since this model was rebased, its rows have moved from those stored: fit a new curvature." * drifted
-        raise Refused(
-            diagnostics.refused(
-                f"The samples carry more curvature in '{solved.where}' than the training data as a whole{leverage}. "
-                f"They were not in the training data, not in this form, or the curvature belongs to another θ.{stream}",
-            )
-        )
-
-
 def _refuse_lost(diagnostics: Diagnostics, problem: Problem, theta: Tensor, step: Tensor) -> None:
     """Of a model in half precision: what it cannot hold."""
     dtypes = " and ".join(sorted({str(value.dtype) for value in problem.stored_parameters().values()}))
@@ -451,7 +425,7 @@ def _curvature_after(
         erased=curvature.erased + k,
         gradient=curvature.gradient if joint else None,
         mean_loss=None,
-        joint=JointState(origin, removed, leave_out, _samples_at_origin(curvature)) if joint else None,
+        joint=JointState(origin, removed, leave_out, samples_at_origin(curvature)) if joint else None,
     )
 
 
@@ -459,7 +433,7 @@ def _residual_step(curvature: Curvature, step: Tensor) -> float | None:
     """‖M⁻¹ n∇L(θ*)‖ over the length of the step: what the training of a linear model left of the way to its minimum."""
     if curvature.linear is None or curvature.gradient is None:
         return None
-    left = curvature.structure.rough_solve(_gradient_sum(curvature).to(step.dtype))
+    left = curvature.structure.rough_solve(gradient_sum(curvature).to(step.dtype))
     return float(left.norm() / step.norm().clamp_min(torch.finfo(step.dtype).tiny))
 
 

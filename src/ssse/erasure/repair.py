@@ -27,7 +27,7 @@ from ssse.verdict import number
 
 # Of the training that the model came from: measured on CIFAR-10 and on a small network, three epochs of forty at an
 # eighth of the rate heal the longest steps that are worth taking, and S does not come back.
-EPOCH_SHARE = 0.075
+EPOCH_SHARE = 0.1
 RATE_SHARE = 0.125
 
 LEFT_OVER = 0.05  # by how much S may be better known than held-out samples of its kind before it is said
@@ -209,6 +209,13 @@ def repair(
         seconds=time.perf_counter() - started,
         original=None if before is None else _numbers(before),
     )
+
+
+def repair_training(training: Training | None = None, **own: float | None) -> Training:
+    """Of a repair: what was given, otherwise its share of the training that the model came from."""
+    settings = _settings(training, own, None)
+    assert settings is not None  # without a training of the user's own there are settings
+    return settings
 
 
 def _settings(training: Training | None, own: Mapping[str, Any], train: Any) -> Training | None:

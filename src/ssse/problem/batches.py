@@ -61,15 +61,23 @@ def take_samples(batch: Batch, index: Tensor) -> Batch:
     return map_inputs(lambda value: value[index], batch[0]), batch[1][index]
 
 
-def shuffled(samples: Batch, size: int, seed: int) -> Iterator[Batch]:
-    """Mini-batches, endlessly: every sample once a pass, in an order drawn on the CPU, the same on every device.
+def shuffled_places(count: int, size: int, seed: int, device: torch.device, smallest: int = 1) -> Iterator[Tensor]:
+    """Places of mini-batches, endlessly: each once a pass, in an order drawn on the CPU, the same on every device.
 
-    The last batch of a pass may be smaller.
+    The last batch of a pass may be smaller; with fewer than `smallest` samples it joins the one before.
     """
-    generator, device = torch.Generator().manual_seed(seed), samples[1].device
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [len(part) for part in torch.arange(count).split(size)]
+    if len(sizes) > 1 and sizes[-1] < smallest:
+        sizes[-2:] = [sizes[-2] + sizes[-1]]
     while True:
-        for part in torch.randperm(len(samples[1]), generator=generator).split(size):
-            yield take_samples(samples, part.to(device))
+        yield from torch.randperm(count, generator=generator).to(device).split(sizes)
+
+
+def shuffled(samples: Batch, size: int, seed: int) -> Iterator[Batch]:
+    """Mini-batches, endlessly, as `shuffled_places` has them."""
+    for places in shuffled_places(len(samples[1]), size, seed, samples[1].device):
+        yield take_samples(samples, places)
 
 
 def join_batches(parts: list[Batch]) -> Batch:

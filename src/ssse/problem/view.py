@@ -78,13 +78,16 @@ class ModelView:
         own, parts = self.stored_parameters(), self.layout.unflatten(theta)
         return self.layout.flatten({name: value.to(own[name].dtype).to(theta.dtype) for name, value in parts.items()})
 
-    def with_theta(self, theta: Tensor) -> nn.Module:
-        """A copy of the model with θ replaced: in its wrappers and its own dtypes."""
+    def with_theta(self, theta: Tensor, buffers: Mapping[str, Tensor] | None = None) -> nn.Module:
+        """A copy of the model with θ replaced, and the buffers named: in its wrappers and its own dtypes."""
         model = copied(self.working.given)
-        named = dict(unwrapped(model).named_parameters())
+        inner = unwrapped(model)
+        named, held = dict(inner.named_parameters()), dict(inner.named_buffers())
         with torch.no_grad():
             for name, value in self.layout.unflatten(theta).items():
                 named[name].copy_(value)
+            for name, value in (buffers or {}).items():
+                held[name].copy_(value)
         return model
 
     def on(self, model: nn.Module) -> Self:

@@ -4,6 +4,7 @@ Each sample gives r output-space vectors V (its *cores*, from the loss) and a Ja
 model); its rows are VJ. Ways to hold the rows R of a batch, one interface:
 
     ExplicitRows   the m×d matrix itself
+    MarginRows     (margin.py) the same as weights and a matrix apart
     LinearRows     z = Wx + b, so a row is v ⊗ (x, 1): kept as x and v, the n×d rows never formed
     StackedRows    many of these, one below the other
     SlabRows       some columns of these, without a copy
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from ssse.problem.cores import Cores
 from ssse.problem.parameters import Block, LinearShape
-from ssse.problem.softmax_cores import cores_from_tensors, join_cores
+from ssse.rows import wide
 
 CPU_STRIP, GPU_STRIP = 512, 2048
 
@@ -34,7 +35,7 @@ class Rows(ABC):
 
     @abstractmethod
     def times(self, v: Tensor) -> Tensor:
-        """R v for v of shape (d,) or (d, q)."""
+        """R v for v of shape (d,) or (d, q); of rows in memory in the wider precision of the two."""
 
     @abstractmethod
     def transposed_times(self, u: Tensor) -> Tensor:
@@ -67,8 +68,8 @@ class HeldRows(Rows):
         """out += ± RᵀR on the block; only the lower triangle of `out` is written."""
 
     @abstractmethod
-    def kernel(self, other: HeldRows) -> Tensor:
-        """R R'ᵀ, shape (m, m')."""
+    def kernel(self, other: HeldRows, dtype: torch.dtype | None = None) -> Tensor:
+        """R R'ᵀ, shape (m, m'), in this precision where it is wider than that of the rows."""
 
     @abstractmethod
     def slabs(self, block: Block) -> Sequence[HeldRows]:
@@ -104,10 +105,10 @@ class ExplicitRows(HeldRows):
         self.dim: int = self.values.shape[1]
 
     def times(self, v: Tensor) -> Tensor:
-        return self.values @ v.to(self.values.dtype)
+        return wide.times(self.values, v)
 
     def transposed_times(self, u: Tensor) -> Tensor:
-        return self.values.mT @ u.to(self.values.dtype)
+        return wide.transposed_times(self.values, u)
 
     def matrix(self) -> Tensor:
         return self.values
@@ -119,8 +120,8 @@ class ExplicitRows(HeldRows):
         part = self.restricted(block)
         add_lower_product(out, part, part, sign)
 
-    def kernel(self, other: HeldRows) -> Tensor:
-        return self.values @ other.matrix().mT
+    def kernel(self, other: HeldRows, dtype: torch.dtype | None = None) -> Tensor:
+        return wide.kernel(self.values, other.matrix(), dtype)
 
     def slabs(self, block: Block) -> Sequence[HeldRows]:
         return [ExplicitRows(self.values[:, start:stop]) for start, stop in block.ranges]
@@ -156,12 +157,16 @@ class LinearRows(HeldRows):
         self.dim: int = self.shape.outputs * (self.shape.inputs + self.shape.bias)
 
     def times(self, v: Tensor) -> Tensor:
+        if (dtype := torch.promote_types(v.dtype, self.features.dtype)) != self.features.dtype:
+            return self.to(dtype).times(v)
         layer = self._as_layer(v.to(self.features.dtype).reshape(self.dim, -1))  # (c, p̃, q)
         c, p, q = layer.shape
         z = (self.features @ layer.permute(1, 0, 2).reshape(p, c * q)).view(-1, c, q)
         return self.cores.times(z).reshape(self.count, *v.shape[1:])
 
     def transposed_times(self, u: Tensor) -> Tensor:
+        if (dtype := torch.promote_types(u.dtype, self.features.dtype)) != self.features.dtype:
+            return self.to(dtype).transposed_times(u)
         n, r, c = self.cores.shape
         d = self.cores.transposed_times(u.to(self.features.dtype).reshape(n, r, -1))  # (n, c, q)
         q = d.shape[2]
@@ -205,8 +210,10 @@ class LinearRows(HeldRows):
                 else:
                     target.addmm_(weighted.mT, other, alpha=sign)
 
-    def kernel(self, other: HeldRows) -> Tensor:
+    def kernel(self, other: HeldRows, dtype: torch.dtype | None = None) -> Tensor:
         assert isinstance(other, LinearRows)
+        if dtype is not None and dtype != self.features.dtype:
+            return self.to(dtype).kernel(other.to(dtype))
         inner = self.features @ other.features.mT
         n, r, c = self.cores.shape
         m, s, _ = other.cores.shape
@@ -290,8 +297,8 @@ class StackedRows(HeldRows):
         for part in self.parts:
             part.add_gram(out, block, sign)
 
-    def kernel(self, other: HeldRows) -> Tensor:
-        return torch.cat([part.kernel(other) for part in self.parts])
+    def kernel(self, other: HeldRows, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.cat([part.kernel(other, dtype) for part in self.parts])
 
     def slabs(self, block: Block) -> Sequence[HeldRows]:
         return [StackedRows(slab) for slab in zip(*(part.slabs(block) for part in self.parts), strict=True)]
@@ -335,11 +342,11 @@ class SlabRows(Rows):
     def transposed_times(self, u: Tensor) -> Tensor:
         return torch.cat([slab.transposed_times(u) for slab in self.slabs])
 
-    def kernel(self, other: SlabRows) -> Tensor:
+    def kernel(self, other: SlabRows, dtype: torch.dtype | None = None) -> Tensor:
         """R R'ᵀ over these columns alone, of rows that are cut in the same way."""
-        total = self.slabs[0].kernel(other.slabs[0])
+        total = self.slabs[0].kernel(other.slabs[0], dtype)
         for slab, others in zip(self.slabs[1:], other.slabs[1:], strict=True):
-            total += slab.kernel(others)
+            total += slab.kernel(others, dtype)
         return total
 
 
@@ -358,35 +365,6 @@ def _count(r: int, like: Tensor) -> Tensor:
     return torch.arange(r, device=like.device)
 
 
-def join_rows(parts: Sequence[HeldRows]) -> HeldRows:
-    """Batches of one kind as one batch, copied together."""
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0]
-    if isinstance(first, LinearRows):
-        features = torch.cat([part.features for part in parts if isinstance(part, LinearRows)])
-        cores = join_cores([part.cores for part in parts if isinstance(part, LinearRows)])
-        return LinearRows(features, cores, first.shape, join_digests(parts))
-    return ExplicitRows(torch.cat([part.matrix() for part in parts]), join_digests(parts))
-
-
 def join_digests(parts: Sequence[HeldRows]) -> Tensor | None:
     known = [digests for part in parts if (digests := getattr(part, "digests", None)) is not None]
     return torch.cat(known) if len(known) == len(parts) else None
-
-
-def rows_from_tensors(tensors: dict[str, Tensor], shape: LinearShape | None) -> StackedRows:
-    """The inverse of StackedRows.tensors()."""
-    parts: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        index, name = key.split(".")
-        parts.setdefault(int(index), {})[name] = value
-    held: list[HeldRows] = []
-    for index in sorted(parts):
-        part = parts[index]
-        if "values" in part:
-            held.append(ExplicitRows(part["values"], part.get("digests")))
-        else:
-            assert shape is not None
-            held.append(LinearRows(part["features"], cores_from_tensors(part), shape, part.get("digests")))
-    return StackedRows(held)

@@ -21,6 +21,7 @@ from ssse.problem.token_losses import IGNORED, TOKEN_LOSSES, TokenLoss
 from ssse.problem.weighted_loss import unweighted
 from ssse.rows.autodiff import NetworkRows, gradient_rows, held, margin_rows
 from ssse.rows.held import ExplicitRows, HeldRows, LinearRows, Rows
+from ssse.rows.margin import MarginRows
 from ssse.rows.score_sums import ScoreSums
 
 RowName = Literal["empirical", "expected", "margin", "sampled"]
@@ -139,7 +140,8 @@ def measure_held(problem: Problem, kind: RowKind, batch: Batch, salt: bytes | No
         measured = measure(problem, kind, batch)
         rows = held(measured.rows)
         if kind.name == "sampled" and isinstance(unweighted(problem.loss), TokenLoss):
-            rows, measured.rows_of_samples = _of_labels(problem.loss, rows.matrix(), batch[1])
+            known = _known_labels(problem.loss, batch[1])
+            rows, measured.rows_of_samples = ExplicitRows(rows.matrix()[known.reshape(-1)]), known.sum(1)
     else:
         x, y = batch
         problem.check_labels(y)
@@ -159,26 +161,27 @@ def _gradients(problem: Problem, x: Inputs, y: Labels) -> tuple[ExplicitRows, Me
     return rows, Measured(rows, problem.total_loss(z, y), rows.values.sum(0), len(y))
 
 
-def _margins(problem: Problem, x: Inputs, y: Labels) -> tuple[ExplicitRows, Measured]:
-    """√(p(1−p)) ∇φ of every margin, and Σ∇ℓ = −Σ (1−p) ∇φ, from the same ∇φ."""
+def _margins(problem: Problem, x: Inputs, y: Labels) -> tuple[MarginRows, Measured]:
+    """∇φ of every margin with its weight beside it, and Σ∇ℓ = −Σ (1−p) ∇φ from the same ∇φ."""
     slopes, z = margin_rows(problem, x, y)
     margins = problem.loss.margin(z, y)
     gradient = slopes.transposed_times(margins.slopes.reshape(-1))
-    rows, each = ExplicitRows(slopes.values.mul_(margins.row_weights.reshape(-1, 1))), None
+    counts = None if margins.weight is None else margins.weight.reshape(-1)
+    rows, each = MarginRows(slopes.values, margins.phi.reshape(-1), counts), None
     if isinstance(unweighted(problem.loss), TokenLoss):
-        rows, each = _of_labels(problem.loss, rows.values, y)
+        known = _known_labels(problem.loss, y)
+        rows, each = rows.select(known.reshape(-1).nonzero()[:, 0]), known.sum(1)
     return rows, Measured(rows, problem.total_loss(z, y), gradient, len(y), rows_of_samples=each)
 
 
-def _of_labels(loss: Loss, rows: Tensor, y: Labels) -> tuple[ExplicitRows, Tensor]:
-    """Of rows that are one a token those that have a label, and how many each sequence has.
+def _known_labels(loss: Loss, y: Labels) -> Tensor:
+    """Which tokens have a label, shape (n, T): of rows that are one a token only theirs are kept.
 
     So a sequence has the same rows with any padding.
     """
     tokens, labels = unweighted(loss), y.values if isinstance(y, WeightedLabels) else y
     assert isinstance(tokens, TokenLoss)
-    known = tokens.targets(labels) != IGNORED
-    return ExplicitRows(rows[known.reshape(-1)]), known.sum(1)
+    return tokens.targets(labels) != IGNORED
 
 
 def _make_rows(problem: Problem, x: Inputs, features: Tensor | None, cores: Cores) -> LinearRows | NetworkRows:
