@@ -164,7 +164,7 @@ def test_the_code_of_the_evidence_page_runs(tmp_path, monkeypatch):
     }
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "evidence.md").read_text(), re.DOTALL)
     classifiers = [block for block in blocks if "causal_lm" not in block]  # the other: tests/rows/test_gpt_rows.py
-    assert len(classifiers) == 3
+    assert len(classifiers) == 4
     for block in classifiers:
         exec(block, names)
     assert len(names["tuned"].values) == 6

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import ssse
 from ssse.erasure.repair import EPOCH_SHARE, RATE_SHARE
-from ssse.errors import InvalidData, InvalidModel, InvalidSetting, ModelMismatch
+from ssse.errors import Diverged, InvalidData, InvalidModel, InvalidSetting, ModelMismatch
 from tests.erasure.test_interruption import everywhere
 from tests.problem.test_short_training import by_hand
 from tests.problem.test_wrappers import every_wrapper
@@ -188,7 +188,7 @@ def test_a_linear_model_is_told_of_refining():
 
 def test_a_rate_that_is_too_large():
     sample = problems.mlp("mse")
-    with refused(InvalidSetting, "The repair diverged.*nothing was changed", sample.model):
+    with refused(Diverged, "The repair diverged.*nothing was changed", sample.model):
         ssse.repair(sample.model, sample.data, sample.loss, forget=None, epochs=30, learning_rate=1e6, **QUIET)
 
 

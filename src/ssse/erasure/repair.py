@@ -151,7 +151,7 @@ def repair(
 
     Raises:
         InvalidData: forgotten samples are among the retained ones.
-        InvalidSetting: the training diverged. Nothing is changed.
+        Diverged: the training did. Nothing is changed.
     """
     started = time.perf_counter()
     own = {

@@ -132,7 +132,7 @@ def resurfacing(
         autocast: bfloat16 in the layers, which is faster on a GPU.
 
     Raises:
-        InvalidData: samples of S are among the retained ones. InvalidSetting: the training diverged.
+        InvalidData: samples of S are among the retained ones. Diverged: the training did.
     """
     started = time.perf_counter()
     moments = _check_epochs(epochs)
