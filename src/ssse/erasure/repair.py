@@ -25,9 +25,9 @@ from ssse.problem.wrappers import copied
 from ssse.system.progress import say
 from ssse.verdict import number
 
-# Of the training that the model came from. Measured on CIFAR-10 with two networks (`ssse reproduce lasting`): a tenth of
-# the epochs at an eighth of the rate heals a ResNet-20 in 350 steps, and S does not come back; a network that has half
-# as many steps needs twice the rate.
+# Of the training that the model came from. Measured on CIFAR-10 (`ssse reproduce lasting`): a tenth of the epochs at an
+# eighth of the rate heals a ResNet-20 in 350 steps, and S does not come back; a smaller network that has half as many
+# steps needs twice the rate.
 EPOCH_SHARE = 0.1
 RATE_SHARE, RATE_STEPS, LARGEST_RATE_SHARE = 0.125, 350, 0.5
 
@@ -140,7 +140,8 @@ def repair(
         forget: batches of S, to refuse them among the retained samples, and to see them along the repair. None: it is
             not checked, and a note says so.
         training: how the model was trained. epochs, learning_rate: of the repair itself; if not given, a tenth of
-            training's epochs, one at least, and an eighth of its rate, up to a half where steps are few. batch_size, weight_decay, momentum: as training's.
+            training's epochs, one at least, and an eighth of its rate, up to a half where steps are few. batch_size,
+            weight_decay, momentum: as training's.
         train: a training of your own, for augmentation or another optimiser: train(model, batches) gets a copy in
             training mode and the retained batches, (x, y) or (x, y, weight), and returns the trained module.
         held_out: samples of the same kind as S that were never trained on: what S should be like.

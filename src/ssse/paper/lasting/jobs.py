@@ -5,6 +5,7 @@ Blocks may be computed in any order, and by several processes: what one of them 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,10 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ssse.calibration import lasting as search
+from ssse.calibration.lasting import START, Splits, shortfall, walk
 from ssse.curvature.choices import LowRank
 from ssse.curvature.curvature import Curvature
-from ssse.erasure import repair
 from ssse.erasure.erase import erase
 from ssse.paper.cache import key_of
 from ssse.paper.lasting import case as cases
@@ -80,8 +80,10 @@ class Study:
         return dict(zip([case.words for case in self.cases[block.seed]], found, strict=True))
 
     def key(self, block: Block) -> str:
-        sources = (cases, methods, lanes, plans, search, repair)
-        return key_of(f"lasting-{block.method}", *self._base(block.seed), block.method, *sources)
+        rule = "".join(inspect.getsource(part) for part in (walk, shortfall, Splits))
+        repairs = [str(case.repairing) for case in self.cases[block.seed]]
+        sources = (cases, methods, lanes, plans)
+        return key_of(f"lasting-{block.method}", *self._base(block.seed), block.method, START, rule, repairs, *sources)
 
     def steps(self, seed: int, rows: Rows = "margin") -> tuple[dict[str, Tensor], Numbers]:
         """The direction of every request, at ε = 1; and of the fit and each request its seconds and its residual."""

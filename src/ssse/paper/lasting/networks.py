@@ -50,7 +50,7 @@ class Form:
 
 FULL = Form("full", Recipe(), None, 2_000, 5, (0.5, 1.0), 0.1, 2, opponents_of_all_seeds=False)
 _FEW = Recipe(epochs=40, batch=128, rate=0.2, widths=(8, 16, 32), blocks=1, autocast=False)
-MEDIUM = Form("medium", _FEW, 6_000, 2_000, 1, (0.5,), 0.1, 3, shadows=8, lengths=(0.17, 0.25, 0.35, 0.5, 0.7))
+MEDIUM = Form("medium", _FEW, 6_000, 2_000, 1, (0.5,), 0.1, 3, shadows=16, lengths=(0.25, 0.35, 0.5, 0.7))
 DIGITS = Form(
     "digits", replace(_FEW, batch=32, rate=0.1), 600, 150, 1, (0.5,), 0.1, 1, noise=0.3, lengths=(0.17, 0.25, 0.35, 0.5)
 )
