@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -170,8 +169,7 @@ def remaining(seed: int, confident: float = 0.0) -> reweighted.Remaining:
     gram = DampedGram.factorise((slopes @ slopes.T).tril(), 1.0, "test", torch.ones(30, dtype=torch.float64))
     right = torch.randn(50, generator=generator, dtype=torch.float64)
     index = torch.tensor([1, 5])
-    once, nothing = torch.ones_like(phi), torch.zeros_like(phi)
-    return reweighted.Remaining(ExplicitRows(slopes), gram, phi, once, index, right, 0.05, nothing)
+    return reweighted.Remaining(ExplicitRows(slopes), gram, phi, torch.ones_like(phi), index, right, 0.05)
 
 
 def test_the_objective_never_rises_and_long_steps_are_shortened(monkeypatch):
@@ -208,7 +206,9 @@ def reweighted_kept(system: reweighted.Remaining) -> Tensor:
 
 def test_nothing_to_remove_moves_nothing():
     system = remaining(0)
-    still = replace(system, index=system.index[:0], right=0 * system.right)
+    still = reweighted.Remaining(
+        system.slopes, system.gram, system.phi, system.counts, system.index[:0], 0 * system.right, system.ridge
+    )
     found = still.newton(10)
     assert (found.rounds, found.residual, float(found.x.norm())) == (0, 0.0, 0.0)
 

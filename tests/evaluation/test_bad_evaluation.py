@@ -96,6 +96,11 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
         {"relearn": {"lr": 1}, "loss_fn": "cross_entropy"},
         "no option 'lr'; its options are target, learning_rate",
     ),
+    "resurfacing without a loss": ({"resurfacing": True}, "means training: pass loss_fn"),
+    "unknown resurfacing option": (
+        {"resurfacing": {"held_out": []}, "loss_fn": "cross_entropy"},
+        "no option 'held_out'; its options are epochs, learning_rate",
+    ),
     "unknown original": (
         {"original": "orignal"},
         "original='orignal', but .* original, erased.* Did you mean 'original'?",
@@ -124,6 +129,11 @@ def test_constant_on_each_batch_is_not_constant():
     assert found["slow", "accuracy_forgotten"] == pytest.approx(200 / 3)
     with refused(InvalidData, "'slow': the logits are constant"):
         evaluate({"slow": lambda x: 0 * x.expand(-1, 2)}, splits)
+
+
+def test_resurfacing_needs_what_stays_and_s():
+    with refused(InvalidSetting, "seen on 'forgotten' along a training on 'retained'; pass both"):
+        evaluate(family(), CASES["classes"].part("forgotten"), loss_fn="cross_entropy", resurfacing=True)
 
 
 def test_relearning_needs_the_original_and_s():

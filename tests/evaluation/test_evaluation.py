@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+import ssse
 from ssse import metrics
 from tests.support.evaluation_problems import (
     CASES,
@@ -294,6 +296,44 @@ def test_relearning_to_a_target_of_your_own():
     del models["original"]
     found = evaluate(models, case.splits, loss_fn="cross_entropy", relearn={"target": start + 1e-9})
     assert found["erased", "relearn"] == 0
+
+
+@pytest.mark.parametrize("task", CASES)
+def test_resurfacing_of_every_module(task):
+    case, models = CASES[task], family(2)
+    loss = "cross_entropy" if task == "classes" else "binary_cross_entropy"
+    options: dict[str, Any] = {"epochs": (0, 2), "learning_rate": 0.1, "batch_size": 8}
+    found = evaluate(
+        {**models, "function": lambda x: models["erased"](x)}, case.splits, loss_fn=loss, weight_decay=0.1,
+        resurfacing=options,
+    )  # fmt: skip
+    for name, given in models.items():
+        runs = [
+            metrics.resurfacing(
+                m, case.splits["retained"], case.splits["forgotten"], loss, held_out=case.splits["test_same"],
+                weight_decay=0.1, progress=False, **options,
+            )
+            for m in seeds(given)
+        ]  # fmt: skip
+        for place, epoch in enumerate((0, 2)):
+            for key, scale in (("accuracy", 100), ("loss", 1), ("advantage", 1)):
+                wanted = sum(scale * getattr(run.moments[place], key) for run in runs) / len(runs)
+                assert number(found, name, f"resurfacing_{key}_{epoch}") == pytest.approx(wanted)
+        assert number(found, name, "resurfacing_rise") == pytest.approx(sum(r.rise or 0 for r in runs) / len(runs))
+        assert found[name, "resurfacing_accuracy_0"] == pytest.approx(found[name, "accuracy_forgotten"])
+    assert found["function", "resurfacing_rise"] is None
+    assert "after 2 epochs" in str(found)
+    assert ssse.Evaluation.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_resurfacing_without_held_out_samples_and_of_functions_alone():
+    case, models = CASES["classes"], family()
+    found = evaluate(models, case.part("retained", "forgotten"), loss_fn="cross_entropy", resurfacing={"epochs": [0]})
+    assert "resurfacing_advantage_0" not in found.cells
+    assert "resurfacing_loss_0" in found.cells
+    alone = {"function": lambda x: models["erased"](x)}
+    found = evaluate(alone, case.splits, loss_fn="cross_entropy", resurfacing=True)
+    assert "resurfacing_rise" not in found.cells
 
 
 # ── many models of a kind ─────────────────────────────────────────────────────────────────────────────────────────

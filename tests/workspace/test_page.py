@@ -223,7 +223,7 @@ def test_every_state_of_a_request():
 def test_every_kind_of_entry_is_in_the_ledger():
     said = text_of(page("five"))
     kinds = {entry.kind for entry in five().entries}
-    assert kinds == set(words.KINDS) - {"confirmed", "reverted", "upgraded"}  # nothing waits in it, and it is new
+    assert kinds == set(words.KINDS) - {"confirmed", "reverted", "repaired", "upgraded"}  # nothing waits, all is new
     for entry in map(published, five().entries):
         row = f"{entry['seq']} {words.moment(entry['time'])} {words.KINDS[entry['kind']]} {entry['request'] or '–'} "
         assert row + describe(entry["kind"], entry["details"]) + f" {entry['hash'][:12]}" in said

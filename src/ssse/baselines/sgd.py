@@ -92,7 +92,8 @@ class Recipe:
         count, size = len(samples[1]), size or self.batch_size
         # BatchNorm in train mode has no statistics of a single sample.
         smallest = 2 if self.batch_norm == "train" else 1
-        steps = math.ceil(count / size) - (count > size and 0 < count % size < smallest)
+        last = (count - 1) % size + 1
+        steps = math.ceil(count / size) - (count > size and last < smallest)
         return Draw(steps, shuffled_places(count, size, self.seed, samples[1].device, smallest), samples)
 
 

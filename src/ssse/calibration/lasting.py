@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -165,49 +165,84 @@ def erase_and_repair(
             f"erase_and_repair compares how many samples are right, for the loss cross_entropy, not "
             f"{trainee.problem.loss.name}. Use ssse.erase with a scale of your own, then ssse.repair."
         )
-    splits = _Splits.of(trainee, forget, held_out, curvature.n)
+    splits = Splits.of(trainee, forget, held_out, curvature.n)
     refuse_forgotten([trainee.samples], splits.forgotten)
-    original = splits.look(trainee)
-    reach = erasure.reach
-
-    def attempt(length: float) -> tuple[Trial, nn.Module]:
-        candidate = _on(trainee, erasure.at(length / reach))
-        before = splits.look(candidate)
-        candidate.train(settings, seed=seed, autocast=autocast, text="repair", progress=False)
-        done = _on(trainee, candidate.finish())
-        seen = splits.look(done)
-        return Trial(length, length / reach, seen, before, _shortfall(seen, original)), done.given
-
-    say(f"at most {len(tried)} lengths, {settings.epochs} epochs of repair for each", progress)
-    trials: dict[float, Trial] = {}
-    best: tuple[Trial, nn.Module] | None = None
-    with bar("lengths", None, progress) as advance:
-        place: int | None = tried.index(min(tried, key=lambda one: abs(math.log(one / start))))
-        while place is not None:
-            advance(text=f"step of {tried[place]:g} ‖θ‖, then repair")
-            found = attempt(tried[place])
-            trials[tried[place]] = found[0]
-            better = best is None or found[0].shortfall < best[0].shortfall
-            best = found if better else best
-            advance(1)
-            place = _next(place, tried, trials) if better else None
-    assert best is not None
-    chosen, repaired = best
-    reasons = _reasons(chosen, original, splits, tried)
+    found = search_lengths(
+        trainee, splits, erasure.at, erasure.reach, settings, lengths=tried, start=start, seed=seed,
+        autocast=autocast, progress=progress,
+    )  # fmt: skip
+    chosen = found.chosen
+    reasons = _reasons(chosen, found.original, splits, tried)
     return LastingErasure(
-        model=repaired,
+        model=found.model,
         verdict="caution" if reasons else "ok",
         reasons=tuple(reasons),
         length=chosen.length,
         scale=chosen.scale,
-        trials=tuple(trials[length] for length in sorted(trials)),
-        original=original,
+        trials=found.trials,
+        original=found.original,
         step=erasure.diagnostics,
         training=settings,
-        epochs=settings.epochs * len(trials),
+        epochs=settings.epochs * len(found.trials),
         resolution=splits.error(chosen.seen),
         seconds=time.perf_counter() - started,
     )
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The trial that was chosen and its model; all trials, by their length; and the original on the same samples."""
+
+    chosen: Trial
+    model: nn.Module
+    trials: tuple[Trial, ...]
+    original: Seen
+
+
+def search_lengths(
+    trainee: Trainee,
+    splits: Splits,
+    at: Callable[[float], nn.Module],
+    reach: float,
+    settings: Training,
+    *,
+    lengths: Sequence[float] = LENGTHS,
+    start: float = START,
+    seed: int = 0,
+    autocast: bool = False,
+    progress: bool = True,
+) -> Searched:
+    """Repair the model at a few lengths of one step and keep the one with the smallest shortfall.
+
+    Args:
+        trainee: the original and what stays. at: the model at a scale ε, a copy. reach: the length of the step at
+            ε = 1 over ‖θ‖. lengths: ascending.
+    """
+    original = splits.look(trainee)
+
+    def attempt(length: float) -> tuple[Trial, nn.Module]:
+        candidate = _on(trainee, at(length / reach))
+        before = splits.look(candidate)
+        candidate.train(settings, seed=seed, autocast=autocast, text="repair", progress=False)
+        done = _on(trainee, candidate.finish())
+        seen = splits.look(done)
+        return Trial(length, length / reach, seen, before, shortfall(seen, original)), done.given
+
+    say(f"at most {len(lengths)} lengths, {settings.epochs} epochs of repair for each", progress)
+    trials: dict[float, Trial] = {}
+    place: int | None = lengths.index(min(lengths, key=lambda one: abs(math.log(one / start))))
+    best: tuple[Trial, nn.Module] | None = None
+    with bar("lengths", None, progress) as advance:
+        while place is not None:
+            advance(text=f"step of {lengths[place]:g} ‖θ‖, then repair")
+            found = attempt(lengths[place])
+            trials[lengths[place]] = found[0]
+            better = best is None or found[0].shortfall < best[0].shortfall
+            best = found if better else best
+            advance(1)
+            place = _next(place, lengths, trials) if better else None
+    assert best is not None  # the first is better than none
+    return Searched(*best, tuple(trials[length] for length in sorted(trials)), original)
 
 
 def _check_lengths(lengths: Sequence[float]) -> list[float]:
@@ -230,7 +265,7 @@ def _on(trainee: Trainee, model: nn.Module) -> Trainee:
 
 
 @dataclass(frozen=True)
-class _Splits:
+class Splits:
     """What every trial is looked at on. weights: of the held-out samples, as S has their classes; stays: which do."""
 
     forgotten: list[Batch]
@@ -240,7 +275,7 @@ class _Splits:
     stays: np.ndarray
 
     @classmethod
-    def of(cls, trainee: Trainee, forget: Data, held_out: Data, n: int) -> _Splits:
+    def of(cls, trainee: Trainee, forget: Data, held_out: Data, n: int) -> Splits:
         forgotten = trainee.read(forget, "samples to forget")
         held = trainee.read(held_out, "held-out samples")
         labels, own = _classes(held), _classes(forgotten)
@@ -293,12 +328,13 @@ def _indices(y: Tensor) -> Tensor:
     return y.argmax(1) if y.is_floating_point() else y
 
 
-def _shortfall(seen: Seen, original: Seen) -> float:
+def shortfall(seen: Seen, original: Seen) -> float:
+    """The gap to a retrained model, as far as it can be told without one: see `Trial`."""
     lost = [max(0.0, original.retained - seen.retained), max(0.0, original.staying - seen.staying)]
     return (abs(seen.forgotten - seen.expected) + sum(lost)) / 3
 
 
-def _reasons(chosen: Trial, original: Seen, splits: _Splits, lengths: Sequence[float]) -> list[str]:
+def _reasons(chosen: Trial, original: Seen, splits: Splits, lengths: Sequence[float]) -> list[str]:
     seen, reasons = chosen.seen, []
     over = seen.forgotten - seen.expected
     if over > max(REMEMBERED, NOISE * splits.error(seen)):

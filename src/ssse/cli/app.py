@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ssse.cli import answers, demo, inbox, inspect, record, reproduce, requests
+from ssse.cli import answers, demo, inbox, inspect, record, repair, reproduce, requests
 from ssse.cli.console import EXIT_CODES, complain_of_usage, refuse_nul
 from ssse.system.version import __version__
 
@@ -47,6 +47,7 @@ for _command in (
     requests.fit,
     requests.calibrate,
     requests.erase,
+    repair.repair,
     answers.confirm,
     answers.revert,
     inbox.inbox,

@@ -46,6 +46,10 @@ def evaluate(
     same: Annotated[
         str | None, typer.Option(metavar="auto|none|CLASS", help="The kind of S: its class, or an attribute's place.")
     ] = None,
+    resurfacing: Annotated[
+        bool,
+        typer.Option("--resurfacing", help="Also train each model on what stays, and see whether S comes back."),
+    ] = False,
     settings: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -63,6 +67,7 @@ def evaluate(
             original=original,
             forget=only(forget),
             requests=request or [],
+            resurfacing=resurfacing,
             options=given(settings, evaluate__same=same),
         )
         shown = evaluated.to_dict()

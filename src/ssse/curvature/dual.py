@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ssse.curvature.conjugate_gradients import Product
-from ssse.curvature.gram import DampedGram, factor_in_place, weighted
+from ssse.curvature.gram import DampedGram, factor_in_place, taken, weighted
 from ssse.curvature.lowered import lower_ridge, steps_to_lower, worth_iterating
 from ssse.curvature.refinement import Refined, refine
 from ssse.errors import NotPositiveDefinite, PrecisionLost
@@ -135,7 +135,7 @@ class KeptFactor:
         stays = torch.ones(len(gram.square), dtype=torch.bool, device=index.device)
         stays[index] = False
         kept = stays.nonzero()[:, 0]
-        square = gram.square[kept[:, None], kept]  # one copy, in which the factor is made
+        square = taken(gram.square, kept)  # one copy, in which the factor is made
         weights = gram.weights if weights is None else weights
         if weights is not None:
             weighted(square, weights[kept])

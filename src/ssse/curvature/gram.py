@@ -69,7 +69,7 @@ class DampedGram:
     def of(self, kept: Tensor, ridge: float) -> DampedGram:
         """Of some rows alone, whose places are given in ascending order: no product is made again."""
         weights = None if self.weights is None else self.weights[kept]
-        return DampedGram.factorise(self.square[kept[:, None], kept].tril_(), ridge, self.name, weights)
+        return DampedGram.factorise(taken(self.square, kept).tril_(), ridge, self.name, weights)
 
     def to(self, device: torch.device) -> DampedGram:
         weights = None if self.weights is None else self.weights.to(device)
@@ -101,6 +101,17 @@ def symmetric_product(lower: Tensor, x: Tensor, strip: int = 1024) -> Tensor:
         corner = lower[start:stop, start:stop].to(x.dtype).tril()
         out[start:stop] += left @ x[:start] + corner @ x[start:stop] + corner.tril(-1).mT @ x[start:stop]
         out[:start] += left.mT @ x[start:stop]
+    return out
+
+
+def taken(square: Tensor, kept: Tensor, strips: int = 16) -> Tensor:
+    """These rows and columns of a square, as a new one.
+
+    By strips: an index of both at once is made as large as its result, twice.
+    """
+    out = torch.empty(len(kept), len(kept), dtype=square.dtype, device=square.device)
+    for places, target in zip(kept.chunk(strips), out.chunk(strips), strict=True):
+        torch.index_select(square.index_select(0, places), 1, kept, out=target)
     return out
 
 

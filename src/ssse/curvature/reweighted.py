@@ -21,7 +21,6 @@ from torch.nn.functional import softplus
 
 from ssse.curvature.dual import KeptFactor, leverages_of
 from ssse.curvature.gram import DampedGram, symmetric_product
-from ssse.curvature.guarded import held_still
 from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.refinement import relative_residual
 from ssse.curvature.structure import LeftOut, Structure
@@ -69,7 +68,6 @@ class Remaining:
     Attributes:
         slopes: ∇φ of all samples. gram: K, on and below its diagonal. phi: φ. counts: v.
         index: the places of S. right: b. ridge: ρ.
-        still: curvature of margins that stays as it is, whatever they do: of guards.
     """
 
     slopes: Rows
@@ -79,7 +77,6 @@ class Remaining:
     index: Tensor
     right: Tensor
     ridge: float
-    still: Tensor
 
     def newton(self, most: int) -> Reweighted:
         """At most so many rounds; each is shortened until F falls."""
@@ -111,12 +108,11 @@ class Remaining:
     def _slopes_at(self, point: Point) -> Tensor:
         """α = v (ℓ'(φ + s) − ℓ'(φ)) of those that stay, where ∇F = ∇φᵀ(α + β) + (τ − 1) b."""
         change = self.counts * ((-self.phi).sigmoid() - (-(self.phi + point.spread)).sigmoid())
-        return self._kept(change + self.still * point.spread)
+        return self._kept(change)
 
     def _step(self, point: Point, q: Tensor) -> tuple[Point, Tensor]:
         """−(∇²F)⁻¹∇F in the same numbers, and the weights √ℓ'' that it is of."""
-        own = margin_weights(self.phi + point.spread, self.counts)
-        weights = self._kept((own.square() + self.still).sqrt())
+        weights = self._kept(margin_weights(self.phi + point.spread, self.counts))
         uneven, left = self._slopes_at(point) + point.beta, 1 - point.tau
         factor = KeptFactor.of(self.gram, self.index, self.ridge, weights)
         right = weights * (self._times_kernel(uneven) - left * q)
@@ -132,8 +128,7 @@ class Remaining:
         curved = float(point.beta @ (self.ridge * point.spread - point.tau * q))  # βᵀKβ
         length = (point.tau**2 * squared + 2 * point.tau * along + curved) / self.ridge**2
         removed = (point.tau * squared + along) / self.ridge
-        lost = self.counts * moved + self.still * point.spread.square() / 2
-        return float(self._kept(lost).sum()) + self.ridge / 2 * length - removed
+        return float(self._kept(self.counts * moved).sum()) + self.ridge / 2 * length - removed
 
     def _gradient(self, point: Point, q: Tensor, squared: float) -> float:
         uneven, left = self._slopes_at(point) + point.beta, 1 - point.tau
@@ -179,9 +174,9 @@ def reweight(structure: LowRankStructure, rows: StackedRows, v: Tensor, ridge: f
             "The margins that the curvature keeps are no longer those of this model, which has moved since; "
             "re-weighting needs them. Fit the curvature again, or erase with policy='joint'."
         )
-    counts, still = held_still(margins)
+    counts = torch.cat([torch.ones_like(part.phi) if part.counts is None else part.counts for part in margins])
     slopes = StackedRows([part.unweighted for part in margins])
-    found = Remaining(slopes, gram, phi, counts, index, v.double(), ridge, still).newton(rounds)
+    found = Remaining(slopes, gram, phi, counts.double(), index, v.double(), ridge).newton(rounds)
     leverages, known = leverages_of(gram, index)
     return LeftOut(
         found.x.to(v.dtype), leverages, float(leverages.sum()) if known else torch.nan, gram.name,

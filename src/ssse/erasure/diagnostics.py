@@ -55,7 +55,6 @@ class Diagnostics(Assessment):
             not at hand to multiply with ("recurrence").
         reweight_rounds: Newton's steps on the linearised problem that were taken (`reweight=`); 0 is the one step.
         reweight_gradient: what they left of the gradient of that problem, over what it was at θ*; None without them.
-        guards: samples whose rows were added to the curvature (`guard=`); the leverages are then of that.
         verdict: "ok" means that the step is Newton's for a model linear in θ, and that its measures agree.
 
     The others are as of `Assessment`.
@@ -80,7 +79,6 @@ class Diagnostics(Assessment):
     solve_residual: float | None = None
     reweight_rounds: int = 0
     reweight_gradient: float | None = None
-    guards: int = 0
 
     @property
     def imbalance(self) -> float | None:
@@ -99,7 +97,6 @@ class Diagnostics(Assessment):
             "‖∇L(θ*)‖": number(self.gradient_norm),
             **({} if self.solve_residual is None else {"residual of the solve": f"{self.solve_residual:.1e}"}),
             **({"re-weighted": self._reweighted()} if self.reweight_rounds else {}),
-            **({"guarded by": f"{self.guards} samples"} if self.guards else {}),
             **({} if self.rounding is None else {"rounding": f"{self.rounding:.1%} of the step"}),
             "loss on S": loss,
         }

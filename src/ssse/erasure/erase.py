@@ -19,7 +19,6 @@ from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.matrix_free import MatrixFreeStructure
 from ssse.erasure.bounds import check_override
 from ssse.erasure.diagnostics import Diagnostics, doubts, judge, notes_on
-from ssse.erasure.guard import check_guard, with_guards
 from ssse.erasure.health import worsening
 from ssse.erasure.policy import Policy
 from ssse.erasure.probe import look_at
@@ -201,8 +200,6 @@ def erase(
     leave_out: bool = True,
     residual: bool = False,
     reweight: int = 0,
-    guard: Data | None = None,
-    guard_weight: float = 1.0,
     policy: Policy = "rebase",
     data: Data | None = None,
     probe: Data | None = None,
@@ -226,9 +223,6 @@ def erase(
         reweight: with rows="margin" of a network in structure="lowrank", at most so many of Newton's steps on the
             linearised problem of what remains, each with the weights p(1−p) at the margins that the last one left; 0:
             the one step. They need nothing but S, and a factor each.
-        guard: with the same rows and structure, batches of samples, such as held-out ones of the class that S is of,
-            whose margins the step is to leave alone: their rows are added to the curvature of this request.
-        guard_weight: how often each of them counts.
         policy: for streams of requests. "rebase": the erased model becomes the new θ*; of the old one
             only what the curvature holds remains. "joint": θ* and the sum of removed gradients are kept, so any
             order and grouping of the same requests gives the same model (at the scale of the last).
@@ -251,8 +245,8 @@ def erase(
     with showing(progress) as stages:
         erasure = erase_from(
             matching_view(model, curvature), curvature, loss_fn, forget,
-            scale=scale, leave_out=leave_out, residual=residual, reweight=reweight, guard=guard,
-            guard_weight=guard_weight, policy=policy, data=data, probe=probe, override=override, stages=stages,
+            scale=scale, leave_out=leave_out, residual=residual, reweight=reweight, policy=policy, data=data,
+            probe=probe, override=override, stages=stages,
         )  # fmt: skip
     return replace(erasure, diagnostics=replace(erasure.diagnostics, seconds=time.perf_counter() - started))
 
@@ -267,8 +261,6 @@ def erase_from(
     leave_out: bool = True,
     residual: bool = False,
     reweight: int = 0,
-    guard: Data | None = None,
-    guard_weight: float = 1.0,
     policy: Policy = "rebase",
     data: Data | None = None,
     probe: Data | None = None,
@@ -279,8 +271,6 @@ def erase_from(
     started, stages = time.perf_counter(), stages or Stages()
     overridden = check_override(override)
     check_reweight(curvature, reweight, leave_out, scale)
-    if guard is not None:
-        check_guard(curvature, guard_weight, leave_out)
     scale = check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
     problem, samples = read_matching(view, curvature, loss_fn, forget)
     request = _Request(_at_origin(problem, curvature), curvature, samples)
@@ -298,11 +288,8 @@ def erase_from(
     removed = gradient if curvature.joint is None else gradient + curvature.joint.removed_gradient
     right = removed - gradient_sum(curvature) if residual else removed
     stages.begin("solving")
-    missing, used, guards = 0 if leave_out else request.missing(), curvature, 0
-    if guard is not None and rows is not None:
-        guard = as_batches(guard, curvature.label_key)
-        used, guards = with_guards(curvature, request.problem, guard, guard_weight, rows)
-    solved = solve_request(used, right, rows, samples.count, missing, stages, reweight)
+    missing = 0 if leave_out else request.missing()
+    solved = solve_request(curvature, right, rows, samples.count, missing, stages, reweight)
     stages.begin("looking at the step")
 
     diagnostics = Diagnostics(
@@ -323,7 +310,6 @@ def erase_from(
         solve_residual=None if solved.residual is None else _known(solved.residual),
         reweight_rounds=solved.rounds,
         reweight_gradient=solved.gradient,
-        guards=guards,
         leverage_max=_known(float(solved.leverages[0])) if leave_out else None,
         leverage_sum=_known(solved.leverage_sum) if leave_out else None,
         leverages=tuple(v for v in solved.leverages.tolist() if not math.isnan(v)) if leave_out else (),

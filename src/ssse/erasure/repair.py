@@ -27,11 +27,12 @@ from ssse.verdict import number
 
 # Of the training that the model came from: measured on CIFAR-10 and on a small network, three epochs of forty at an
 # eighth of the rate heal the longest steps that are worth taking, and S does not come back.
-EPOCH_SHARE = 0.075
+EPOCH_SHARE = 0.1
 RATE_SHARE = 0.125
 
 LEFT_OVER = 0.05  # by how much S may be better known than held-out samples of its kind before it is said
 
+UNCHECKED = "Without forget= it was not checked whether forgotten samples are among the retained ones."
 _NAMES = {"forget": "S", "held_out": "held-out", "probe": "probe", "retained": "D∖S"}
 
 
@@ -293,7 +294,7 @@ def _left_over(end: Point, looked: Mapping[str, list[Batch]]) -> list[str]:
 def _notes(forget: Data | None, done: Trainee) -> tuple[str, ...]:
     notes = []
     if forget is None:
-        notes.append("Without forget= it was not checked whether forgotten samples are among the retained ones.")
+        notes.append(UNCHECKED)
     if statistics_layers(done.problem.model):
         notes.append("BatchNorm's statistics are those of the retained samples.")
     notes.append("A curvature fitted before belongs to another θ: fit a new one before the next request.")

@@ -14,6 +14,7 @@ from ssse.errors import InvalidSetting
 from ssse.evaluation.comparison import Comparison, Row, summary
 from ssse.evaluation.outputs import Model
 from ssse.evaluation.records import collect
+from ssse.evaluation.resurfaced import check_resurfacing, resurfaced
 from ssse.evaluation.splits import SPLITS, SplitData, Splits, batches_of_splits
 from ssse.evaluation.table import Cell, Evaluation, Measure
 from ssse.evaluation.tokens import TokenComparison, check_canaries, collect_tokens
@@ -36,6 +37,7 @@ def evaluate(
     weight_decay: float = 0.0,
     parameters: ParameterChoice = "all",
     relearn: Mapping[str, Any] | bool | None = None,
+    resurfacing: Mapping[str, Any] | bool | None = None,
     canaries: Sequence[tuple[Any, Any]] | None = None,
     level: float = 0.05,
     label_key: str | None = None,
@@ -54,6 +56,8 @@ def evaluate(
         loss_fn, weight_decay, parameters, label_key: as in `ssse.Curvature.fit`; with a loss L₋S and ‖∇L₋S‖ are
             measured too.
         relearn: True, or options of `ssse.metrics.relearn_time`, to measure that too; needs loss_fn.
+        resurfacing: True, or options of `ssse.metrics.resurfacing`, to see whether S comes back along a harmless
+            training on "retained", of every model that is a module; needs loss_fn.
         canaries: pairs (canary, alternatives) of token ids, as in `ssse.metrics.exposure`; of language models.
         level: of the audits: a model that never saw S passes one with probability 1 − level.
 
@@ -71,7 +75,7 @@ def evaluate(
     if not isinstance(models, Mapping):
         raise InvalidSetting(f"models is a mapping from names to models, not a {type(models).__name__}.")
     splits = batches_of_splits(splits, label_key)
-    relearn = {} if relearn is True else relearn or None if isinstance(relearn, bool) else relearn
+    relearn, resurfacing = _options(relearn), _options(resurfacing)
     if not 0 < level < 1:
         raise InvalidSetting(f"level is the rate of false alarms of an audit, between 0 and 1, not {level}.")
     flags = [_missing(models, "original", original), _missing(models, "retrained", retrained)]
@@ -83,6 +87,8 @@ def evaluate(
         _check_two_passes(splits)
     if relearn is not None:
         _check_relearning(models, splits, original, loss_fn, relearn)
+    if resurfacing is not None:
+        check_resurfacing(splits, loss_fn, resurfacing)
     with torch.random.fork_rng(devices=[]):  # a data loader draws from it, shuffled or not
         if isinstance(loss, TokenLoss):
             records = collect_tokens(models, splits, loss, retrained, progress)
@@ -95,6 +101,9 @@ def evaluate(
         if loss_fn is not None:
             rows += _objectives(comparison, splits, loss_fn, weight_decay, parameters, progress)
             rows += [] if relearn is None else _relearning(comparison, splits, loss_fn, relearn)
+            if resurfacing is not None:
+                trained = {"weight_decay": weight_decay} if weight_decay else {}
+                rows += resurfaced(comparison, splits, loss_fn, {**trained, **resurfacing}, progress)
     if len(comparison.goal) == 1:
         flags.append(f"One '{retrained}' model only: pass two or more seeds to see the noise floor.")
     return Evaluation(
@@ -107,6 +116,11 @@ def evaluate(
         floor_spreads={row.measure.key: row.floor.spread for row in rows if row.floor.spread is not None},
         flags=(*records.flags[:1], *comparison.flags, *(flag for flag in flags if flag)),
     )
+
+
+def _options(given: Mapping[str, Any] | bool | None) -> Mapping[str, Any] | None:
+    """Of a measure that is left out by default: True is all of its own defaults."""
+    return ({} if given else None) if isinstance(given, bool) else given
 
 
 def _missing(models: Mapping[str, Any], role: str, name: str) -> str | None:

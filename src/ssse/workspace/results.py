@@ -93,6 +93,17 @@ class Erased(CommandResult):
 
 
 @dataclass(frozen=True)
+class Repaired(CommandResult):
+    """`now`: False where the model was repaired already since the last request; then the entry is the one from then."""
+
+    entry: Entry
+    now: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"repaired": self.now, "entry": published(self.entry)}
+
+
+@dataclass(frozen=True)
 class Settled(CommandResult):
     """`entry`: "confirmed" or "reverted"; None where nothing waited. `requests`: those that did."""
 

@@ -28,6 +28,7 @@ from ssse.workspace.results import (
     Fitted,
     Log,
     Proved,
+    Repaired,
     Reported,
     Settled,
     Upgraded,
@@ -157,6 +158,44 @@ class Workspace:
         with self._transaction("revert") as transaction:
             return revert(transaction, request)
 
+    def repair(
+        self,
+        *,
+        data: PathLike | None = None,
+        epochs: int | None = None,
+        learning_rate: float | None = None,
+        batch_size: int | None = None,
+        weight_decay: float | None = None,
+        momentum: float | None = None,
+        seed: int = 0,
+        autocast: bool = False,
+        again: bool = False,
+        options: Options | None = None,
+    ) -> Repaired:
+        """Train the current model a little further on what stays (`ssse.repair`): what large steps on networks need.
+
+        `data`: a file of samples that stay; the training data less what was erased, if not given. It costs the
+        curvature, which was of the weights before: the next request, or `fit`, takes a new one. Where the model was
+        repaired since the last request, only `again`.
+        """
+        from ssse.workspace.commands.repair import repair
+
+        with self._transaction("repair", options) as transaction:
+            return repair(
+                transaction,
+                transaction.settings.with_options(options or {}),
+                data=_text(data),
+                again=again,
+                progress=self.progress,
+                epochs=epochs,
+                learning_rate=learning_rate,
+                batch_size=batch_size,
+                weight_decay=weight_decay,
+                momentum=momentum,
+                seed=seed,
+                autocast=autocast,
+            )
+
     def inbox(self, folder: PathLike, *, every: float | None = None, stop: Stop | None = None) -> Iterator[Answer]:
         """Answer the request files of a folder, one at a time, and write an answer beside each.
 
@@ -178,9 +217,14 @@ class Workspace:
         original: PathLike | None = None,
         forget: PathLike | None = None,
         requests: Sequence[str] = (),
+        resurfacing: bool = False,
         options: Options | None = None,
     ) -> Evaluated:
-        """Measure the current model against the original and retrained ones; the table goes into the ledger."""
+        """Measure the current model against the original and retrained ones; the table goes into the ledger.
+
+        `resurfacing`: also whether the erased samples come back along a harmless training on the others, of eight
+        epochs for each model (`ssse.metrics.resurfacing`).
+        """
         from ssse.workspace.commands.evaluate import evaluate
 
         for name, given in (("requests", requests), ("retrained", retrained)):
@@ -195,6 +239,7 @@ class Workspace:
                 original=None if original is None else Path(original),
                 forget=_text(forget),
                 requests=requests,
+                resurfacing=resurfacing,
                 progress=self.progress,
             )
 

@@ -17,7 +17,14 @@ from ssse.system.environment import versions
 from ssse.verdict import Assessment
 from ssse.workspace import settings as toml
 from ssse.workspace.commands.checks import check_places, check_same_model
-from ssse.workspace.commands.refit import NeedsFit, check_schedule, check_step, scale_of_dropped, was_dropped
+from ssse.workspace.commands.refit import (
+    NeedsFit,
+    check_schedule,
+    check_step,
+    scale_of_dropped,
+    was_dropped,
+    was_repaired,
+)
 from ssse.workspace.commands.request_files import LONGEST_REQUEST
 from ssse.workspace.engines.choice import engine_for
 from ssse.workspace.engines.data import UserData
@@ -74,7 +81,8 @@ def erase(
         return replace(_repeated(user_data, transaction, request, history, forget, ids), held=held.requests)
     check_same_model(transaction, settings)
     if may_fit and was_dropped(transaction):
-        raise NeedsFit("dropped", scale_of_dropped(transaction))
+        because = "repaired" if was_repaired(transaction) else "dropped"
+        raise NeedsFit(because, scale_of_dropped(transaction))
     curvature = fresh
     if curvature is None:
         curvature = engine.load_state(transaction.folder.state(current), current.details["files"], model)
@@ -92,7 +100,7 @@ def erase(
     received = _received(last, came)
     data = engine.training_data(curvature, lambda: _places_that_stay(transaction, user_data))
     to_erase = standing.fresh if places is None else places[standing.fresh]
-    asked = Asked(source, to_erase, data, _probe(engine, model), override)
+    asked = Asked(source, to_erase, data, probe_of(engine, model), override)
     task = _Task(transaction, engine, settings, request, checked, curvature, asked, digests, standing, held, may_fit)
     if dry_run:
         return task.try_out()
@@ -287,7 +295,7 @@ class _Task:
         return [f"The verdict is '{seen.verdict}', and no test data says that the model keeps working."]
 
 
-def _probe(engine: Engine, model: Any) -> Batches | None:
+def probe_of(engine: Engine, model: Any) -> Batches | None:
     """The test data, from end to end but no more of it than says how the model does."""
     source = engine.user_data.probe
     if source is None:

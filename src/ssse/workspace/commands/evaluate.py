@@ -38,6 +38,7 @@ def evaluate(
     original: Path | None = None,
     forget: str | None = None,
     requests: Sequence[str] = (),
+    resurfacing: bool = False,
     progress: bool = False,
 ) -> Evaluated:
     """Everything that was erased, or by some requests, is S. What is no longer in the data must be handed in."""
@@ -50,6 +51,12 @@ def evaluate(
     if fitted is None:
         raise BrokenArtefact(
             f"'{transaction.folder.ledger}' is damaged: requests were answered, and nothing was fitted."
+        )
+    objective = engine.objective(fitted.details)
+    if resurfacing and "loss_fn" not in objective:
+        raise InvalidSetting(
+            "Whether something comes back while a model is trained on is a question about networks: an estimator of "
+            "scikit-learn is fitted to the end, wherever it began. Leave --resurfacing out."
         )
     notes = _also_forgotten(transaction, of)
     splits = _training_splits(view, transaction, of, forget, notes)
@@ -69,8 +76,9 @@ def evaluate(
     table = evaluate_models(
         models,
         splits,
-        **engine.objective(fitted.details),
+        **objective,
         level=settings.evaluate.level,
+        resurfacing=resurfacing,
         progress=progress,
     )
     _check_finite(table)

@@ -10,8 +10,9 @@ from ssse.workspace.record.transaction import Transaction
 from ssse.workspace.settings import Settings
 
 # Why a curvature was fitted anew without anybody asking for it: by the old one the step was refused; or the samples
-# determined most of a direction; there was none any more; so many requests had passed; `--when-needed` found it due.
-Because = Literal["refused", "leverage", "dropped", "schedule", "worthwhile"]
+# determined most of a direction; there was none any more, since a request has dropped it, or a repair; so many requests
+# had passed; `--when-needed` found it due.
+Because = Literal["refused", "leverage", "dropped", "repaired", "schedule", "worthwhile"]
 # Of a request after others, up to which its leverage is trusted although the rows have moved since the fit: beyond, the
 # small rest that the step is divided by is more drift than curvature (benchmarks/stream.py).
 TRUSTED_STALE_LEVERAGE = 0.5
@@ -27,14 +28,21 @@ class NeedsFit(Exception):
 
 
 def was_dropped(transaction: Transaction) -> bool:
-    """Whether there was a curvature, from which the last request could not be taken out."""
+    """Whether there was a curvature, from which the last request could not be taken out, or of another model."""
     return (
         transaction.ledger.last_in_force("fitted") is not None and not transaction.current.details["after"]["curvature"]
     )
 
 
+def was_repaired(transaction: Transaction) -> bool:
+    """Whether the current model is one that no curvature was ever fitted of, since a repair made it."""
+    return transaction.current.kind == "repaired"
+
+
 def scale_of_dropped(transaction: Transaction) -> dict[str, Any] | None:
-    """ε of a curvature that is gone, by what its last request says."""
+    """ε of a curvature that is gone, by what its last request says; of a model before a repair it is worth nothing."""
+    if was_repaired(transaction):
+        return None
     erased = transaction.ledger.last_in_force("erased")
     if erased is None or erased.details.get("scale_source") is None:
         return None

@@ -23,6 +23,7 @@ WHY: dict[Because, str] = {
     "refused": "The step is refused by a curvature that earlier requests have moved away from.",
     "leverage": "The samples determine most of a direction, by a curvature that earlier requests have moved away from.",
     "dropped": "The last request has dropped the curvature.",
+    "repaired": "The model was repaired since the curvature was fitted, which was of another one.",
     "schedule": "So many requests were answered since the last fit as erase.refit says.",
 }
 
@@ -53,7 +54,7 @@ def answer(
         fresh = take_curvature(transaction, _as_last_time(transaction, settings), say, progress, wanted.measured)
     except (InvalidData, InvalidModel, InvalidSetting) as error:  # of the data and settings now; not of disk and memory
         say(f"A new curvature cannot be fitted: {error}")
-        if wanted.because == "dropped":
+        if wanted.because in ("dropped", "repaired"):
             raise
         return erase(transaction, settings, request, forget, ids, **asked)
     fresh = replace(fresh, details={**fresh.details, "because": wanted.because, "after_requests": since})

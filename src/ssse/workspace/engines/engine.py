@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -23,6 +24,7 @@ from ssse.workspace.settings import Settings
 if TYPE_CHECKING:
     from torch import nn
 
+    from ssse.erasure.repair import Repair
     from ssse.intake.sources import Batches, Source
 
 Say = Callable[[str], None]
@@ -135,6 +137,18 @@ class Engine(ABC):
     @abstractmethod
     def erase(self, checked: Any, curvature: Any, asked: Asked) -> ErasedModel: ...
 
+    def check_repair(self) -> None:
+        """Whether models of this kind are repaired."""
+        raise InvalidSetting(
+            "A repair is a short training of a network. An estimator of scikit-learn is fitted to the end: a request "
+            "leaves nothing to repair, and `fit()` on what stays is a retraining."
+        )
+
+    def repair(self, model: Any, data: Batches, probe: Batches | None, original: Any, how: Mapping[str, Any]) -> Repair:
+        """On what stays. `probe`: samples that should keep working; `original`: the model from before, if it is there;
+        `how`: options of `ssse.repair`."""
+        raise NotImplementedError  # `check_repair` has said so
+
     # ------------------------------------------------------------------------------------------- evaluation
 
     @abstractmethod
@@ -166,7 +180,9 @@ class Engine(ABC):
     def load_state(self, state: Path, expected: Mapping[str, str], model: Any) -> Any:
         ours = {name: digest for name, digest in expected.items() if name.startswith(f"{CURVATURE}/")}
         if not ours:
-            raise InvalidSetting("There is no curvature yet, or it was dropped by the last request: run `ssse fit`.")
+            raise InvalidSetting(
+                "There is no curvature yet, or the last request or a repair has dropped it: run `ssse fit`."
+            )
         check_files(state, ours)
         return self.load(state / CURVATURE, model)
 
@@ -188,15 +204,25 @@ class Engine(ABC):
         Raises:
             BrokenArtefact: it is not what was made.
         """
-        try:
+        with self._reading_back(folder, "erased", "the request is not carried out"):
             again = self.read(folder / self.file)
             self.check_same(erased.model, again, first)
             if erased.curvature is not None:
                 self.check_curvature(folder / CURVATURE, again)
+
+    def check_repaired(self, folder: Path, model: Any, first: Batches) -> None:
+        """As `check_state`, of a model without a curvature."""
+        with self._reading_back(folder, "repaired", "nothing is repaired"):
+            self.check_same(model, self.read(folder / self.file), first)
+
+    @contextmanager
+    def _reading_back(self, folder: Path, made: str, ending: str) -> Iterator[None]:
+        try:
+            yield
         except SSSEError as error:
             raise BrokenArtefact(
-                f"The erased model was written to '{folder.parent}' and does not read back as it was made: {error} "
-                "The old model stays, and the request is not carried out. Is the disk in order?"
+                f"The {made} model was written to '{folder.parent}' and does not read back as it was made: {error} "
+                f"The old model stays, and {ending}. Is the disk in order?"
             ) from error
 
     @abstractmethod

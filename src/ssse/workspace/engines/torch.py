@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -20,6 +20,7 @@ from ssse.curvature.choices import Choice, StructureName, named_choice
 from ssse.curvature.curvature import Curvature
 from ssse.curvature.estimates import Plan
 from ssse.erasure.erase import erase_from
+from ssse.erasure.repair import UNCHECKED, Repair, repair
 from ssse.erasure.request import check_settings, matching_loss, matching_view
 from ssse.erasure.stages import showing
 from ssse.errors import BrokenArtefact, DoubtfulSetting, InvalidData, InvalidModel, InvalidSetting, SSSEError
@@ -232,6 +233,19 @@ class TorchEngine(Engine):
             "untouched": _untouched(checked.working.inner, curvature),
         }
         return ErasedModel(erasure.model, after, diagnostics, details)
+
+    def check_repair(self) -> None:
+        """Any network can be."""
+
+    def repair(
+        self, model: nn.Module, data: Batches, probe: Batches | None, original: Any, how: Mapping[str, Any]
+    ) -> Repair:
+        """The workspace has made sure, by its own digests, that nothing forgotten is among the data."""
+        done = repair(
+            model, data, self.loss, forget=None, probe=probe, original=original,
+            progress=self.user_data.progress, **how,
+        )  # fmt: skip
+        return replace(done, notes=tuple(note for note in done.notes if note != UNCHECKED))
 
     def check_same(self, made: nn.Module, read: nn.Module, first: Batches) -> None:
         ours, theirs = weights_of(made), weights_of(read)

@@ -13,7 +13,7 @@ from ssse.workspace.page import evidence, figures, words
 from ssse.workspace.page.story import Entry, Request, Story
 from ssse.workspace.record import describe, ledger
 from ssse.workspace.record.published import PUBLIC
-from ssse.workspace.record.residues import what_remains
+from ssse.workspace.record.residues import NORM, what_remains
 
 SHOWN = 20  # requests and entries in view when there are many
 FEW = 30  # up to here all are in view
@@ -204,13 +204,15 @@ def _drawings(story: Story) -> list[dict[str, Any]]:
 
 def _remains(story: Story) -> dict[str, Any]:
     last = next((r for r in reversed(story.erasures) if r.state in ("erased", "held")), None)
-    created = story.last("created")
+    created, repaired = story.last("created"), _repaired(story)
     if last is None or created is None:
         lines = []
     elif last.state == "held":
-        lines = what_remains(last.details("erased"), created["details"], held=True)
+        lines = what_remains(last.details("erased"), created["details"], held=True, repaired=repaired is not None)
     else:
         lines = list(last.details("sealed").get("remains") or ())
+        if repaired is not None:  # what was said when the request was sealed
+            lines = [line for line in lines if line["what"] != NORM]
     model = story.known("model", "created") or {}
     sealed = [r.details("sealed") for r in story.erasures if r.state == "erased"]
     return {
@@ -223,11 +225,18 @@ def _remains(story: Story) -> dict[str, Any]:
         "fitted_anew": _fitted_anew(story),
         "joint": story.known("policy", "erased") == "joint",
         "batch_norm": bool(model.get("batch_norm")),
+        "repaired": None if repaired is None else describe.describe("repaired", repaired["details"]),
     }
 
 
+def _repaired(story: Story) -> Entry | None:
+    """The repair since the last erasure, where there was one."""
+    last = story.last("erased", "repaired")
+    return last if last is not None and last["kind"] == "repaired" else None
+
+
 def _fitted_anew(story: Story) -> bool:
-    last = story.last("fitted", "erased")
+    last = story.last("fitted", "erased", "repaired")
     return last is not None and last["kind"] == "fitted"
 
 
@@ -235,6 +244,8 @@ def _curvature_now(story: Story) -> str:
     erased = story.last("erased")
     if _fitted_anew(story):
         return "The current curvature was fitted anew after the last erasure, without the erased samples."
+    if _repaired(story) is not None:
+        return "There is no curvature now: the repair changed the weights that it was of. The next request fits one."
     if erased is not None and erased["details"].get("curvature_dropped"):
         return "There is no curvature now: it was dropped, since the erased samples cannot be taken out of it."
     structure = story.known("structure", "erased", "fitted")

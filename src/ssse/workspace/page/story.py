@@ -12,8 +12,15 @@ from ssse.workspace.record.published import published
 
 Entry = Mapping[str, Any]
 OUTCOMES = ("received", "erased", "refused")  # what makes a request one
-STATES = ("created", "fitted", "calibrated", "erased", "reverted")  # what leaves weights and curvature behind
-UNDONE = ("fitted", "calibrated", "erased")  # what going back to an earlier state undoes
+STATES = (
+    "created",
+    "fitted",
+    "calibrated",
+    "erased",
+    "repaired",
+    "reverted",
+)  # what leaves a model behind
+UNDONE = ("fitted", "calibrated", "erased", "repaired")  # what going back to an earlier state undoes
 State = Literal["erased", "held", "unsealed", "reverted", "refused", "pending", "nothing"]
 
 

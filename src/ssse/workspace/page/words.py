@@ -29,6 +29,7 @@ KINDS = {
     "calibrated": "ε chosen",
     "received": "request received",
     "erased": "samples erased",
+    "repaired": "model repaired",
     "sealed": "old files dealt with",
     "refused": "request refused",
     "confirmed": "erasures confirmed",
@@ -85,6 +86,8 @@ MEASURES = {
     "exposure": "how far planted secrets stand out from others; 1 or so: not at all",
     "exposure_max": "of the one that stands out most",
     "relearn": "fewer than the retrained model: something was left",
+    "resurfacing": "does it come back, while the model is trained on other samples?",
+    "resurfacing_rise": "a retrained model's rise is the model getting better as such; more is memory coming back",
 }
 PANELS = {
     "γ": "γ on the samples: 1 is as the retrained model ranks them, 0 as the original does.",

@@ -15,6 +15,7 @@ BECAUSE = {
     "refused": "the step was refused by the curvature from before",
     "leverage": "samples held most of a direction of the curvature from before",
     "dropped": "the last request had dropped the curvature",
+    "repaired": "a repair had changed the weights that the curvature was of",
     "schedule": "erase.refit says so",
     "worthwhile": "fit --when-needed",
 }
@@ -165,6 +166,15 @@ def _sealed(d: Details) -> str:
     return f"old weights {weights}, old curvature {curvature}"
 
 
+def _repaired(d: Details) -> str:
+    before, after = d.get("before") or {}, d.get("after") or {}
+    training = f"{count(d.get('epochs'), 'epoch')} over {count(d.get('samples'), 'sample')} that stay"
+    took = "" if d.get("seconds") is None else f", {d['seconds']:.1f} s"
+    how = f"largest rate {number(d.get('learning_rate'))}{took}; verdict {d.get('verdict', 'unknown')}"
+    weights = f"weights {digest(before.get('weights'))} → {digest(after.get('weights'))}"
+    return f"{training}, {how}; {weights}; the curvature was dropped"
+
+
 def _confirmed(d: Details) -> str:
     return f"{named(d.get('requests') or [])}: the model from before goes"
 
@@ -192,6 +202,7 @@ _LINES = {
     "calibrated": _calibrated,
     "received": _received,
     "erased": _erased,
+    "repaired": _repaired,
     "sealed": _sealed,
     "confirmed": _confirmed,
     "reverted": _reverted,

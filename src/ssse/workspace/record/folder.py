@@ -37,7 +37,7 @@ from ssse.workspace.record.seal import Seal
 WEIGHTS, SKOPS, CURVATURE = "weights.safetensors", "model.skops", "curvature"
 MODELS = (WEIGHTS, SKOPS)  # names that the model of a state may have
 SAMPLES, PAGE = "samples.safetensors", "report.html"
-MAKERS = ("created", "fitted", "calibrated", "erased", "reverted")  # entries that make a state
+MAKERS = ("created", "fitted", "calibrated", "erased", "repaired", "reverted")  # entries that make a state
 # Beginnings of names before the rename; of ssse.toml with a sign that no editor puts behind its own.
 TEMPORARY = tuple(f".{name}" for name in (SEAL, PAGE, SAMPLES, "current", f"{toml.FILE}-"))
 STATES = "states"

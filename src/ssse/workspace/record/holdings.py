@@ -105,6 +105,9 @@ def holdings(entries: Iterable[Entry]) -> Holdings:
         elif entry.kind == "reverted":
             kept = {part: _older(files, entry.details["back_to"]) for part, files in kept.items()}
             waiting, sound = [], None
+        elif entry.kind == "repaired" and before is not None:
+            for part, files in kept.items():  # nothing of what is older goes for it: it contains nothing less
+                files |= _files(before, part) if entry.details["old"][part] == "keep" else {}
         elif entry.kind == "erased" and entry.details.get("held"):
             if sound is None:
                 sound = before

@@ -157,6 +157,18 @@ LISTED: dict[str, dict[str, Rule]] = {
         **_each("why_held", by=_sentences),
         **_STATE,
     },
+    "repaired": {
+        **_each(
+            "engine", "by", "samples", "epochs", "steps", "batch_size", "learning_rate", "weight_decay", "momentum"
+        ),
+        **_each("seed", "verdict", "curvature_dropped", "old", "options", "versions"),
+        **_each("seconds", by=_COARSE),
+        # Over all samples that stay, as of a fit.
+        **_each("retained_loss", "probe_loss_before", "probe_loss_after", by=bucket),
+        **_each("probe_accuracy_before", "probe_accuracy_after", by=_percent),
+        **_each("reasons", "notes", by=_sentences),
+        **_STATE,
+    },
     "confirmed": _each("requests", "entries"),
     "reverted": {**_each("requests", "entries", "back_to", "refused"), **_STATE},
     "sealed": _each("old_weights", "old_curvature", "remains"),

@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+NORM = "BatchNorm statistics"
+REPAIRED = "none: a repair changed the weights that it was of, and dropped it. Fit anew on the data that stays."
 
-def what_remains(erased: Mapping[str, Any], created: Mapping[str, Any], held: bool = False) -> list[dict[str, str]]:
+
+def what_remains(
+    erased: Mapping[str, Any], created: Mapping[str, Any], held: bool = False, repaired: bool = False
+) -> list[dict[str, str]]:
     """In words, one line a place, for somebody who must decide what else to delete.
 
     `erased`, `created`: the details of the two entries, as `read_details` gives them. `held`: nobody has confirmed yet.
+    `repaired`: the model was, since the request.
     """
     old = {part: "held" if held else fate for part, fate in erased["old"].items()}
     lines = [
         _line("weights before this request", _done(old["weights"])),
         _line("curvature before this request", _done(old["curvature"])),
-        _line("curvature now", _curvature_now(erased)),
+        _line("curvature now", REPAIRED if repaired else _curvature_now(erased)),
     ]
-    if erased["policy"] == "joint":
+    if erased["policy"] == "joint" and not repaired:
         lines.append(
             _line(
                 "joint stream",
@@ -26,12 +32,7 @@ def what_remains(erased: Mapping[str, Any], created: Mapping[str, Any], held: bo
             )
         )
     if created["model"].get("batch_norm"):
-        lines.append(
-            _line(
-                "BatchNorm statistics",
-                "still contain the forgotten samples; nothing was done. Estimate them again on the data that stays.",
-            )
-        )
+        lines.append(_line(NORM, _statistics(repaired)))
     if created["model"].get("transformers"):
         lines.append(
             _line(
@@ -73,6 +74,12 @@ def _done(policy: str) -> str:
     return (
         "overwritten and removed. Journals, snapshots and flash memory may still hold copies that no program can reach."
     )
+
+
+def _statistics(repaired: bool) -> str:
+    if repaired:
+        return "were estimated again on the data that stays, by the repair after the request."
+    return "still contain the forgotten samples; nothing was done. `ssse repair` estimates them on the data that stays."
 
 
 def _curvature_now(erased: Mapping[str, Any]) -> str:

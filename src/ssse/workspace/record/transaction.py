@@ -227,11 +227,13 @@ class Transaction:
             self._retire(path, there.files)
         files.sync(self.folder.states)
         created = self.ledger.created
+        repaired = self.ledger.last_in_force("repaired") if there.unsealed else None
         for entry in there.unsealed:
             fates = {"keep": "kept", "shred": "shredded"}
             done = {f"old_{part}": fates[fate] for part, fate in entry.details["old"].items()}
             erased, made = (read_details(one.kind, one.details) for one in (entry, created))
-            remains = what_remains(erased, made)
+            since = repaired is not None and repaired.seq > entry.seq
+            remains = what_remains(erased, made, repaired=since)
             self.ledger.append("sealed", entry.request, {**done, "remains": remains})
 
     def give_up(self) -> None:
