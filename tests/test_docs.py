@@ -114,8 +114,8 @@ def test_the_commands_of_the_documentation_run_as_written(page, tmp_path, monkey
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code in (0, CAUTION), (arguments, done.output)
     assert {arguments[0] for program, *arguments in found if program == "ssse"} == {
-        "demo", "init", "fit", "erase", "inbox", "confirm", "revert", "log", "calibrate", "evaluate", "report",
-        "verify", "key", "prove", "check", "upgrade"
+        "demo", "init", "fit", "erase", "repair", "inbox", "confirm", "revert", "log", "calibrate", "evaluate",
+        "report", "verify", "key", "prove", "check", "upgrade"
     }  # fmt: skip
 
 
@@ -151,6 +151,8 @@ def test_the_code_of_the_evidence_page_runs(tmp_path, monkeypatch):
         "forget": forget,
         "erasure": ssse.erase(model, curvature, LOSS, forget),
         "retrained_without_forget": retrained,
+        "retained": [(digits.x[keep], digits.y[keep])],
+        "held_out": [(digits.test_x[digits.test_y == 3], digits.test_y[digits.test_y == 3])],
         "another_request": [(digits.x[:3], digits.y[:3])],
         "train_set": TensorDataset(digits.x, digits.y),
         "test_set": TensorDataset(digits.test_x, digits.test_y),
@@ -162,7 +164,7 @@ def test_the_code_of_the_evidence_page_runs(tmp_path, monkeypatch):
     }
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "evidence.md").read_text(), re.DOTALL)
     classifiers = [block for block in blocks if "causal_lm" not in block]  # the other: tests/rows/test_gpt_rows.py
-    assert len(classifiers) == 3
+    assert len(classifiers) == 4
     for block in classifiers:
         exec(block, names)
     assert len(names["tuned"].values) == 6

@@ -205,3 +205,25 @@ def test_the_zoo_has_rows_on_cuda(name):
             free.times(v.cuda()).cpu(), wanted @ v, rtol=1e-2, atol=1e-2 * float((wanted @ v).abs().max())
         )
         print(f"{name}: products {there.derivatives.product_way}")
+
+
+def test_cuda_repairs_as_the_cpu_does():
+    sample = problems.conv()
+    options: dict[str, Any] = {"batch_size": 5, "epochs": 3, "learning_rate": 0.05, "seed": 2, "progress": False}
+    forget, retained = sample.part(slice(0, 2)), sample.part(slice(2, 16))
+    wanted = ssse.repair(sample.model, retained, sample.loss, forget=forget, **options)
+    found = ssse.repair(copy.deepcopy(sample.model).cuda(), retained, sample.loss, forget=forget, **options)
+    for name, value in wanted.model.state_dict().items():
+        assert found.model.state_dict()[name].is_cuda
+        assert torch.allclose(found.model.state_dict()[name].cpu().double(), value.double(), rtol=1e-6, atol=1e-9), name
+    assert found.curve[-1].losses["forget"] == pytest.approx(wanted.curve[-1].losses["forget"], rel=1e-6)
+    half = ssse.repair(sample.model.float().cuda(), [(sample.x[2:].float(), sample.y[2:])], sample.loss, forget=None,
+                       autocast=True, **options)  # fmt: skip
+    assert torch.isfinite(half.model.get_parameter("head.weight")).all()
+
+
+def test_cuda_recalibrates_as_the_cpu_does():
+    sample = problems.conv()
+    wanted = ssse.recalibrate(sample.model, [sample.x + 1], progress=False)
+    found = ssse.recalibrate(copy.deepcopy(sample.model).cuda(), [sample.x + 1], progress=False)
+    assert torch.allclose(found.get_buffer("norm.running_var").cpu(), wanted.get_buffer("norm.running_var"), rtol=1e-9)

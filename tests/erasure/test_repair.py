@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import ssse
 from ssse.erasure.repair import EPOCH_SHARE, RATE_SHARE
-from ssse.errors import InvalidData, InvalidModel, InvalidSetting, ModelMismatch
+from ssse.errors import Diverged, InvalidData, InvalidModel, InvalidSetting, ModelMismatch
 from tests.erasure.test_interruption import everywhere
 from tests.problem.test_short_training import by_hand
 from tests.problem.test_wrappers import every_wrapper
@@ -173,9 +173,22 @@ def test_interrupted_it_leaves_the_model_as_it_was():
         assert torch.equal(torch.get_rng_state(), state), at
 
 
+def test_what_it_will_cost_is_said_before_it_begins(monkeypatch):
+    sample, told = problems.conv(), []
+    monkeypatch.setattr("ssse.erasure.repair.say", lambda text, show: told.append((text, show)))
+    ssse.repair(sample.model, sample.data, sample.loss, forget=None, epochs=2, learning_rate=0.05, batch_size=5)
+    assert told == [("repair: 2 epochs over 16 samples, 6 steps of 5, largest rate 0.05", True)]
+
+
+def test_a_linear_model_is_told_of_refining():
+    sample = problems.linear("cross_entropy")
+    found = ssse.repair(sample.model, sample.data, sample.loss, forget=None, **QUIET)
+    assert any("ssse.refine" in note for note in found.notes)
+
+
 def test_a_rate_that_is_too_large():
     sample = problems.mlp("mse")
-    with refused(InvalidSetting, "The repair diverged.*nothing was changed", sample.model):
+    with refused(Diverged, "The repair diverged.*nothing was changed", sample.model):
         ssse.repair(sample.model, sample.data, sample.loss, forget=None, epochs=30, learning_rate=1e6, **QUIET)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
-from ssse.errors import InvalidData, InvalidSetting
+from ssse.errors import Diverged, InvalidData, InvalidSetting
 from ssse.problem.labels import WeightedLabels
 from ssse.problem.short_training import Trainee, Training
 from tests.support import problems
@@ -144,7 +144,7 @@ def test_called_where_gradients_are_off():
 
 def test_a_training_that_diverges():
     sample = problems.mlp("mse")
-    with refused(InvalidSetting, "diverged.*smaller learning_rate than 1e\\+06", sample.model):
+    with refused(Diverged, "diverged.*smaller learning_rate than 1e\\+06", sample.model):
         trained(sample.model, sample.loss, sample.data, Training(30, 1e6, 8))
 
 

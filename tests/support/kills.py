@@ -191,6 +191,7 @@ OPERATIONS = {
     "confirm": Operation("confirmed", Workspace.confirm, hold_two),
     "revert": Operation("reverted", Workspace.revert, hold_two),
     "calibrate": Operation("calibrated", calibrate, retrain),
+    "repair": Operation("repaired", Workspace.repair, erase_another),
     "report": Operation("", report, report_before),
     "fit estimator": Operation("fitted", Workspace.fit, fit=False, make=workspaces.make_estimator),
     "erase estimator": Operation("erased", erase, make=workspaces.make_estimator),
@@ -295,7 +296,8 @@ class Rehearsal:
         workspace = Workspace(self.trial)
         kinds = [entry["kind"] for entry in self.entries()[self.size :]]
         if self.operation.makes in kinds or not self.operation.makes:
-            workspace.fit()  # fitted already: only finishes what is unfinished
+            again = Workspace.repair if self.operation.makes == "repaired" else Workspace.fit
+            again(workspace)  # done already: only finishes what is unfinished
             assert self.operation.verify(workspace).ok
         if self.operation.makes not in kinds:
             self.operation.run(workspace)

@@ -20,14 +20,14 @@ MANY_ONCE, MANY_TWICE = 21, 30
 ONCE, TWICE = sized(3, MANY_ONCE), sized(2, MANY_TWICE)
 RANDOM = [
     (ONCE, ["fit", "fit again", "erase"]),
-    (ONCE, ["erase lowrank", "erase joint", "erase after a fit", "erase and keep", "calibrate"]),
+    (ONCE, ["erase lowrank", "erase joint", "erase after a fit", "erase and keep", "calibrate", "repair"]),
     (ONCE, ["erase and hold", "erase and hold another", "erase and settle", "confirm", "revert"]),
 ]
 SETTLING = ["erase and hold", "erase and hold another", "erase and settle", "confirm", "revert"]
 LINES = sized(
-    ["erase", "report", "confirm", "revert"],
+    ["erase", "repair", "report", "confirm", "revert"],
     [
-        *("fit", "fit again", "erase", "erase after a fit", "erase and keep", "calibrate", "report"),
+        *("fit", "fit again", "erase", "erase after a fit", "erase and keep", "calibrate", "repair", "report"),
         *("revert estimator", *SETTLING),
     ],
 )

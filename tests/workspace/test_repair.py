@@ -229,10 +229,13 @@ def test_on_the_page_and_in_the_log(tmp_path):
     page = found.workspace.report().page.read_text(encoding="utf-8")
     for words in ("model repaired", "The model was repaired after the last erasure", "There is no curvature now"):
         assert words in page
-    assert "still contain the forgotten samples; nothing was done" not in page.split("What remains")[0]
+    assert '<th scope="row" class="long">weights before this request</th>' in page
+    for line in ("BatchNorm statistics", "curvature now"):
+        assert f'<th scope="row" class="long">{line}</th>' not in page
     found.workspace.erase("r2", ids=["s5"], override=ssse.BOUNDS)
     page = found.workspace.report().page.read_text(encoding="utf-8")
     assert "The model was repaired after the last erasure" not in page
+    assert '<th scope="row" class="long">BatchNorm statistics</th>' in page
 
 
 def test_on_the_command_line(tmp_path):

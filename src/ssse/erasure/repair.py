@@ -18,7 +18,7 @@ from ssse.metrics.looks import Look, look
 from ssse.problem.batch_statistics import statistics_layers
 from ssse.problem.batches import Batch, given_form, regroup
 from ssse.problem.loaders import Data
-from ssse.problem.losses import LossLike
+from ssse.problem.losses import NAMED, LossLike
 from ssse.problem.overlap import refuse_forgotten
 from ssse.problem.short_training import PASS, Trainee, Training
 from ssse.problem.wrappers import copied
@@ -151,7 +151,7 @@ def repair(
 
     Raises:
         InvalidData: forgotten samples are among the retained ones.
-        InvalidSetting: the training diverged. Nothing is changed.
+        Diverged: the training did. Nothing is changed.
     """
     started = time.perf_counter()
     own = {
@@ -173,7 +173,7 @@ def repair(
             looked[name] = trainee.read(data, what)
     if "forget" in looked:
         refuse_forgotten([trainee.samples], looked["forget"])
-    reference = None if original is None else Trainee.of(original, loss_fn, [given_form(trainee.samples)])
+    reference = None if original is None else trainee.beside(original, loss_fn)
 
     curve, losses = [_point(trainee, 0, None, looked)], []
     if train is not None:
@@ -295,6 +295,8 @@ def _notes(forget: Data | None, done: Trainee) -> tuple[str, ...]:
     notes = []
     if forget is None:
         notes.append(UNCHECKED)
+    if done.problem.linear is not None and done.problem.loss.name in NAMED:
+        notes.append("The model is linear in θ: ssse.refine goes to the minimum on what stays, a repair only near it.")
     if statistics_layers(done.problem.model):
         notes.append("BatchNorm's statistics are those of the retained samples.")
     notes.append("A curvature fitted before belongs to another θ: fit a new one before the next request.")

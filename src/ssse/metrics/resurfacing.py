@@ -22,7 +22,7 @@ from torch import nn
 from ssse.errors import InvalidSetting
 from ssse.metrics.attacks import threshold_attack
 from ssse.metrics.looks import look
-from ssse.problem.batches import Batch, given_form
+from ssse.problem.batches import Batch
 from ssse.problem.loaders import Data
 from ssse.problem.losses import LossLike
 from ssse.problem.overlap import refuse_forgotten
@@ -132,7 +132,7 @@ def resurfacing(
         autocast: bfloat16 in the layers, which is faster on a GPU.
 
     Raises:
-        InvalidData: samples of S are among the retained ones. InvalidSetting: the training diverged.
+        InvalidData: samples of S are among the retained ones. Diverged: the training did.
     """
     started = time.perf_counter()
     moments = _check_epochs(epochs)
@@ -157,7 +157,7 @@ def resurfacing(
         return tuple(found)
 
     # Both copies are made before anything is trained: what is wrong with the second is said at once.
-    second = None if retrained is None else Trainee.of(retrained, loss_fn, [given_form(first.samples)])
+    second = None if retrained is None else first.beside(retrained, loss_fn)
     own = followed(first, "the model")
     beside = None if second is None else followed(second, "the retrained model")
     count = sum(len(y) for _, y in s)

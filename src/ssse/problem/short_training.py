@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
-from ssse.errors import InvalidData, InvalidSetting
+from ssse.errors import Diverged, InvalidData, InvalidModel, InvalidSetting
 from ssse.problem.batch_statistics import even_parts, is_frozen, reestimate, statistics_layers, told_of_one_value
 from ssse.problem.batches import Batch, check_repeatable, join_batches, map_inputs, read_batch, regroup, without_weights
 from ssse.problem.loaders import Data, as_batches
@@ -96,6 +96,14 @@ class Trainee:
             problem.check_labels(y)
         return cls(view.working.given, problem, join_batches(parts), label_key)
 
+    def beside(self, model: nn.Module, loss_fn: LossLike) -> Trainee:
+        """A copy of another model for the same samples, which are not read or held again."""
+        view = ModelView(copied(model))
+        if view.device != self.problem.device:
+            raise InvalidModel(f"One model is on {self.problem.device}, another on {view.device}; move one of them.")
+        first = _taken(self.samples, torch.arange(min(PASS, self.count), device=view.device))
+        return Trainee(view.working.given, Problem(view.working, loss_fn, "all", first), self.samples, self.label_key)
+
     @property
     def count(self) -> int:
         return len(self.samples[1])
@@ -147,7 +155,7 @@ class Trainee:
                 eval mode.
 
         Raises:
-            InvalidSetting: the training diverged.
+            Diverged: the loss, or a parameter, is NaN or infinite.
         """
         model, total = self.problem.model, training.steps(self.count)
         size = min(training.batch_size, self.count)
@@ -172,13 +180,13 @@ class Trainee:
                     advance(size, clock.told(text))
                 mean = float(losses) / (total // training.epochs)  # the one number an epoch that is waited for
                 if not math.isfinite(mean):
-                    raise InvalidSetting(_diverged(text, f"the loss is {mean} in epoch {epoch}", training))
+                    raise Diverged(_diverged(text, f"the loss is {mean} in epoch {epoch}", training))
                 model.eval()
                 if after_epoch is not None:
                     after_epoch(epoch, mean)
         optimiser.zero_grad(set_to_none=True)
         if not all(bool(torch.isfinite(p).all()) for p in trained):
-            raise InvalidSetting(_diverged(text, "parameters are NaN or infinite", training))
+            raise Diverged(_diverged(text, "parameters are NaN or infinite", training))
 
     def _loss(self, batch: Batch, autocast: bool) -> Tensor:
         x, y = batch

@@ -13,7 +13,7 @@ from ssse.workspace.page import evidence, figures, words
 from ssse.workspace.page.story import Entry, Request, Story
 from ssse.workspace.record import describe, ledger
 from ssse.workspace.record.published import PUBLIC
-from ssse.workspace.record.residues import NORM, what_remains
+from ssse.workspace.record.residues import REPLACED, what_remains
 
 SHOWN = 20  # requests and entries in view when there are many
 FEW = 30  # up to here all are in view
@@ -212,7 +212,7 @@ def _remains(story: Story) -> dict[str, Any]:
     else:
         lines = list(last.details("sealed").get("remains") or ())
         if repaired is not None:  # what was said when the request was sealed
-            lines = [line for line in lines if line["what"] != NORM]
+            lines = [line for line in lines if line["what"] not in REPLACED]
     model = story.known("model", "created") or {}
     sealed = [r.details("sealed") for r in story.erasures if r.state == "erased"]
     return {

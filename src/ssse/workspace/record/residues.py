@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-NORM = "BatchNorm statistics"
+NOW, JOINT, NORM = "curvature now", "joint stream", "BatchNorm statistics"
+REPLACED = (NOW, JOINT, NORM)  # what a repair, which leaves no curvature and new statistics, makes untrue
 REPAIRED = "none: a repair changed the weights that it was of, and dropped it. Fit anew on the data that stays."
 
 
@@ -21,12 +22,12 @@ def what_remains(
     lines = [
         _line("weights before this request", _done(old["weights"])),
         _line("curvature before this request", _done(old["curvature"])),
-        _line("curvature now", REPAIRED if repaired else _curvature_now(erased)),
+        _line(NOW, REPAIRED if repaired else _curvature_now(erased)),
     ]
     if erased["policy"] == "joint" and not repaired:
         lines.append(
             _line(
-                "joint stream",
+                JOINT,
                 "kept by its policy: the first model and the sum of the removed gradients, from which that model can "
                 "be rebuilt. End the stream by fitting anew under the policy rebase.",
             )
