@@ -234,7 +234,7 @@ SOLVERS = [  # where the package solves: what is patched, and the module that lo
     (ssse.Curvature, "solve", "ssse.curvature.curvature"),
     (torch.linalg, "cholesky_ex", "ssse.curvature.gram"),
     (torch.linalg, "solve_triangular", "ssse.curvature.gram"),
-    (torch.linalg, "cholesky", "ssse.curvature.dual"),
+    (torch.linalg, "cholesky_ex", "ssse.curvature.dual"),
     (torch.linalg, "eigh", "ssse.curvature.truncated"),
     (torch.linalg, "qr", "ssse.curvature.truncated"),
 ]
