@@ -25,15 +25,16 @@ def gradient_ascent_until(
     forget: Data,
     *,
     stop_accuracy: float = 0.5,
-    epochs: int = 20,
-    learning_rate: float = 1e-3,
+    epochs: int = 100,
+    learning_rate: float = 1e-4,
     **options: Unpack[Options],
 ) -> Updated:
     """Stochastic gradient ascent on S from θ, ended by the first step after which S is right in at most so many cases.
 
         m ← μm − ∇((1/b) Σ_{i∈B} ℓᵢ(θ)) + wθ,    θ ← θ − ηm,    B ⊂ S of b samples
 
-    The accuracy is that of all of S in eval mode, measured after each step. Nothing is known of D∖S.
+    The accuracy is that of all of S in eval mode, measured after each step. Nothing is known of D∖S. Ascent speeds up
+    as it goes: with a large rate the last step alone may lead far below `stop_accuracy`; a note says where it ended.
 
     Args:
         stop_accuracy: a share of S. epochs: passes over S at most.

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from ssse.problem.overlap import refuse_forgotten
 from ssse.problem.short_training import PASS, Trainee, Training
 from ssse.system.progress import bar, say
 
+T = TypeVar("T")
+
 # Of the step over ‖θ‖. Measured on CIFAR-10: a ResNet-20 heals from steps of 0.8 in a tenth
 # of its training, a network of 19,000 parameters from 0.35; whole classes need 0.3.
 LENGTHS = (0.1, 0.17, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4)
@@ -47,12 +49,14 @@ class Seen:
     Attributes:
         forgotten: on S. expected: on held-out samples, in the classes and shares that S has.
         retained: on a part of D∖S. staying: on held-out samples of the classes that stay.
+        kin: on retained samples of the classes that S has; None where none are left.
     """
 
     forgotten: float
     expected: float
     retained: float
     staying: float
+    kin: float | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Trial:
         length: of the step over ‖θ‖; 0 is the original without step or repair. scale: ε of the same step.
         seen: after the repair. before_repair: right after the step, with the statistics as they were.
         shortfall: the gap to a retrained model as these samples tell it: the mean of |forgotten − expected| and of what
-            retained and staying samples lost against the original.
+            retained, staying and kin samples lost against the original.
     """
 
     length: float
@@ -157,7 +161,8 @@ def erase_and_repair(
     """
     started = time.perf_counter()
     tried = _check_lengths(lengths)
-    settings = repair_training(training, epochs=epochs, learning_rate=learning_rate)
+    own = {"epochs": epochs, "learning_rate": learning_rate}
+    repair_training(training, 1, **own)  # what is wrong with them is said before anything is computed
     erasure = erase(model, curvature, loss_fn, forget, scale=1.0, override=("step",), progress=progress)
     trainee = Trainee.of(model, curvature.loss if loss_fn is None else loss_fn, retained, curvature.label_key)
     if trainee.problem.loss.name != "cross_entropy":
@@ -165,6 +170,7 @@ def erase_and_repair(
             f"erase_and_repair compares how many samples are right, for the loss cross_entropy, not "
             f"{trainee.problem.loss.name}. Use ssse.erase with a scale of your own, then ssse.repair."
         )
+    settings = repair_training(training, trainee.count, **own)
     splits = Splits.of(trainee, forget, held_out, curvature.n)
     refuse_forgotten([trainee.samples], splits.forgotten)
     found = search_lengths(
@@ -220,29 +226,42 @@ def search_lengths(
     """
     original = splits.look(trainee)
 
-    def attempt(length: float) -> tuple[Trial, nn.Module]:
-        candidate = _on(trainee, at(length / reach))
-        before = splits.look(candidate)
-        candidate.train(settings, seed=seed, autocast=autocast, text="repair", progress=False)
-        done = _on(trainee, candidate.finish())
-        seen = splits.look(done)
-        return Trial(length, length / reach, seen, before, shortfall(seen, original)), done.given
-
-    say(f"at most {len(lengths)} lengths, {settings.epochs} epochs of repair for each", progress)
-    trials: dict[float, Trial] = {}
-    place: int | None = lengths.index(min(lengths, key=lambda one: abs(math.log(one / start))))
-    best: tuple[Trial, nn.Module] | None = None
     with bar("lengths", None, progress) as advance:
-        while place is not None:
-            advance(text=f"step of {lengths[place]:g} ‖θ‖, then repair")
-            found = attempt(lengths[place])
-            trials[lengths[place]] = found[0]
-            better = best is None or found[0].shortfall < best[0].shortfall
-            best = found if better else best
+
+        def attempt(length: float) -> tuple[Trial, nn.Module]:
+            advance(text=f"step of {length:g} ‖θ‖, then repair")
+            candidate = _on(trainee, at(length / reach))
+            before = splits.look(candidate)
+            candidate.train(settings, seed=seed, autocast=autocast, text="repair", progress=False)
+            done = _on(trainee, candidate.finish())
+            seen = splits.look(done)
             advance(1)
-            place = _next(place, lengths, trials) if better else None
-    assert best is not None  # the first is better than none
-    return Searched(*best, tuple(trials[length] for length in sorted(trials)), original)
+            return Trial(length, length / reach, seen, before, shortfall(seen, original)), done.given
+
+        say(f"at most {len(lengths)} lengths, {settings.epochs} epochs of repair for each", progress)
+        (chosen, model), trials = walk(attempt, lengths, start)
+    return Searched(chosen, model, trials, original)
+
+
+def walk(
+    attempt: Callable[[float], tuple[Trial, T]], lengths: Sequence[float], start: float
+) -> tuple[tuple[Trial, T], tuple[Trial, ...]]:
+    """The attempt with the smallest shortfall, and all trials by length: from `start` on, until it no longer falls.
+
+    Longer where S is still better known than held-out samples of its kind, otherwise shorter. lengths: ascending.
+    """
+    place: int | None = lengths.index(min(lengths, key=lambda one: abs(math.log(one / start))))
+    best, trials = attempt(lengths[place]), {}
+    found = best
+    while place is not None:
+        trials[place] = found[0]
+        best = found if found[0].shortfall < best[0].shortfall else best
+        seen = found[0].seen
+        other = place + (1 if seen.forgotten > seen.expected else -1)
+        further = found is best and 0 <= other < len(lengths) and other not in trials
+        place = other if further else None
+        found = attempt(lengths[other]) if further else found
+    return best, tuple(trials[one] for one in sorted(trials))
 
 
 def _check_lengths(lengths: Sequence[float]) -> list[float]:
@@ -250,13 +269,6 @@ def _check_lengths(lengths: Sequence[float]) -> list[float]:
     if not given or not all(0 < one < math.inf for one in given):
         raise InvalidSetting(f"lengths are those of the step over ‖θ‖, positive numbers such as 0.5; not {lengths!r}.")
     return given
-
-
-def _next(place: int, lengths: Sequence[float], trials: Mapping[float, Trial]) -> int | None:
-    """Longer where S is still remembered, otherwise shorter; None where that was tried or is not among the lengths."""
-    seen = trials[lengths[place]].seen
-    other = place + (1 if seen.forgotten > seen.expected else -1)
-    return other if 0 <= other < len(lengths) and lengths[other] not in trials else None
 
 
 def _on(trainee: Trainee, model: nn.Module) -> Trainee:
@@ -273,6 +285,7 @@ class Splits:
     retained: list[Batch]
     weights: np.ndarray
     stays: np.ndarray
+    kin: list[Batch]
 
     @classmethod
     def of(cls, trainee: Trainee, forget: Data, held_out: Data, n: int) -> Splits:
@@ -290,9 +303,14 @@ class Splits:
                 )
             weights[same] = count / len(own) / same.sum()
         x, y = trainee.samples
-        some = torch.randperm(trainee.count, generator=torch.Generator().manual_seed(0))[:LOOKED]
-        retained = list(regroup([take_samples((x, y), some.to(trainee.problem.device))], PASS))
-        return cls(forgotten, held, [without_weights(one) for one in retained], weights, staying(labels, own, n))
+        order = torch.randperm(trainee.count, generator=torch.Generator().manual_seed(0)).to(trainee.problem.device)
+        alike = torch.isin(_indices(label_values(y))[order], torch.as_tensor(classes, device=order.device))
+
+        def part(places: Tensor) -> list[Batch]:
+            taken = take_samples((x, y), places[:LOOKED])
+            return [without_weights(one) for one in regroup([taken], PASS)] if len(places) else []
+
+        return cls(forgotten, held, part(order), weights, staying(labels, own, n), part(order[alike]))
 
     def look(self, trainee: Trainee) -> Seen:
         held = _hits(trainee, self.held)
@@ -301,6 +319,7 @@ class Splits:
             expected=float(self.weights @ held),
             retained=float(_hits(trainee, self.retained).mean()),
             staying=float(held[self.stays].mean()),
+            kin=float(_hits(trainee, self.kin).mean()) if self.kin else None,
         )
 
     def error(self, seen: Seen) -> float:
@@ -330,8 +349,9 @@ def _indices(y: Tensor) -> Tensor:
 
 def shortfall(seen: Seen, original: Seen) -> float:
     """The gap to a retrained model, as far as it can be told without one: see `Trial`."""
-    lost = [max(0.0, original.retained - seen.retained), max(0.0, original.staying - seen.staying)]
-    return (abs(seen.forgotten - seen.expected) + sum(lost)) / 3
+    pairs = [(original.retained, seen.retained), (original.staying, seen.staying), (original.kin, seen.kin)]
+    lost = [max(0.0, before - after) for before, after in pairs if before is not None and after is not None]
+    return (abs(seen.forgotten - seen.expected) + sum(lost)) / (1 + len(lost))
 
 
 def _reasons(chosen: Trial, original: Seen, splits: Splits, lengths: Sequence[float]) -> list[str]:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ssse.calibration.lasting import Seen, Splits, shortfall
 from ssse.erasure.repair import repair_training
-from ssse.evaluation.outputs import logits_of
 from ssse.metrics.attacks import threshold_attack
-from ssse.metrics.gaps import accuracy, divergences, mean_gap
+from ssse.metrics.gaps import divergences, mean_gap
 from ssse.metrics.scores import confidences
 from ssse.paper.lasting.networks import AT_RANDOM, Ground, Twins
 from ssse.paper.study import Removal
+from ssse.problem.batch_statistics import reestimate, statistics_layers
 from ssse.problem.short_training import Trainee, Training
 from ssse.problem.wrappers import copied
 
-LOSS = "cross_entropy"
-BATCH = 2_000
+PASS = 5_000  # images that are looked at together
 LOOKED = 5_000  # of D∖S, at which accuracies are measured
+STATISTICS = 10_000  # of D∖S, from which a repaired network has its BatchNorm statistics
 
 Batches = list[tuple[Tensor, Tensor]]
 Numbers = dict[str, Any]
@@ -45,6 +43,19 @@ class Case:
         return self.removal.kind == AT_RANDOM
 
     @property
+    def lengths(self) -> tuple[float, ...]:
+        """Of a whole class the shorter ones alone: nothing of it is to stay."""
+        lengths = self.ground.form.lengths
+        return lengths[:3] if self.removal.rate == 1 else lengths
+
+    @property
+    def followed(self) -> bool:
+        """Whether what comes back is looked at for every method: of the first request of each share, not of shadows."""
+        if self.twins.seed >= self.ground.form.seeds:
+            return False
+        return self.removal is next(r for r in self.ground.removals if r.rate == self.removal.rate)
+
+    @property
     def original(self) -> nn.Module:
         return self.twins.original
 
@@ -52,52 +63,40 @@ class Case:
     def retrained(self) -> nn.Module:
         return self.twins.retrained[self.words]
 
-    @property
-    def autocast(self) -> bool:
-        return self.ground.form.recipe.autocast and self.ground.x.is_cuda
-
     @cached_property
     def forget(self) -> Batches:
         return self._batches(self.ground.x, self.ground.y, self.removal.forget)
-
-    @cached_property
-    def retained(self) -> Batches:
-        return self._batches(self.ground.x, self.ground.y, self.removal.keep)
-
-    @cached_property
-    def data(self) -> Batches:
-        return _split(self.ground.x, self.ground.y)
 
     @cached_property
     def held_out(self) -> Batches:
         return _split(self.ground.held_x, self.ground.held_y)
 
     @cached_property
-    def held_out_alike(self) -> Batches:
-        """Held-out samples of the kind that S is of."""
-        if self.at_random:
-            return self.held_out
-        same = (self.ground.held_y == self.removal.place).nonzero()[:, 0]
-        return self._batches(self.ground.held_x, self.ground.held_y, same)
+    def held_out_alike(self) -> Tensor:
+        """Places of held-out samples of the kind that S is of."""
+        held = self.ground.held_y
+        same = torch.ones_like(held, dtype=torch.bool) if self.at_random else held == self.removal.place
+        return same.nonzero()[:, 0]
 
     @cached_property
-    def splits(self) -> dict[str, Batches]:
+    def splits(self) -> dict[str, tuple[Tensor, Tensor]]:
         """What accuracies are measured on; a request at random has no other kind."""
         ground, removal = self.ground, self.removal
         order = torch.randperm(len(removal.keep), generator=torch.Generator().manual_seed(1))
-        splits = {
-            "retained": self._batches(ground.x, ground.y, removal.keep[order[:LOOKED]]),
-            "forgotten": self.forget,
-            "test_same": self._batches(ground.test_x, ground.test_y, removal.same.nonzero()[:, 0]),
+        places = {
+            "retained": (ground.x, ground.y, removal.keep[order[:LOOKED]]),
+            "forgotten": (ground.x, ground.y, removal.forget),
+            "test_same": (ground.test_x, ground.test_y, removal.same.nonzero()[:, 0]),
         }
         if not self.at_random:
-            others = (~removal.same).nonzero()[:, 0]
-            splits["test_other"] = self._batches(ground.test_x, ground.test_y, others)
-        return splits
+            places["test_other"] = (ground.test_x, ground.test_y, (~removal.same).nonzero()[:, 0])
+        return {name: (x[at.to(x.device)], y[at.to(x.device)]) for name, (x, y, at) in places.items()}
 
     @cached_property
     def trainee(self) -> Trainee:
-        return Trainee.of(self.original, LOSS, self.retained)
+        """The original and D∖S, as a repair has them."""
+        keep, problem = self.removal.keep.to(self.ground.x.device), self.twins.problem
+        return Trainee(problem.model, problem, (self.ground.x[keep], self.ground.y[keep]))
 
     @cached_property
     def judged(self) -> Splits:
@@ -107,26 +106,24 @@ class Case:
     def repairing(self) -> Training:
         recipe = self.ground.form.recipe
         whole = Training(recipe.epochs, recipe.rate, recipe.batch, recipe.decay, recipe.momentum)
-        return repair_training(whole)
+        return repair_training(whole, len(self.removal.keep))
 
-    def repaired(self, model: nn.Module, look: Callable[[nn.Module], None] | None = None) -> nn.Module:
-        """As `ssse.repair` does it, without reading the samples again. look: at the model after each epoch."""
-        trainee = self.on(model)
+    @cached_property
+    def teacher(self) -> Tensor:
+        """The original's logits on all training samples, in eval mode."""
+        return _logits(self.original, self.ground.x)
 
-        def after(_: int, __: float) -> None:
-            if look is not None:
-                look(trainee.given)
-
-        trainee.train(self.repairing, autocast=self.autocast, after_epoch=after, progress=False)
-        return trainee.finish()
-
-    def on(self, model: nn.Module) -> Trainee:
-        """A copy of the model, to be trained on D∖S."""
-        fresh = copied(model)
-        return replace(self.trainee, given=fresh, problem=self.trainee.problem.on(fresh))
+    def finished(self, model: nn.Module) -> nn.Module:
+        """A network after its repair, with statistics of what stays. In place."""
+        order = torch.randperm(len(self.removal.keep), generator=torch.Generator().manual_seed(2))[:STATISTICS]
+        places = self.removal.keep[order].to(self.ground.x.device)
+        layers = list(statistics_layers(model).values())
+        reestimate(model, layers, (self.ground.x[some] for some in places.split(2_000)))
+        return model.eval()
 
     def seen(self, model: nn.Module) -> Seen:
-        return self.judged.look(self.on(model))
+        fresh = copied(model)
+        return self.judged.look(replace(self.trainee, given=fresh, problem=self.trainee.problem.on(fresh)))
 
     @cached_property
     def original_seen(self) -> Seen:
@@ -136,36 +133,40 @@ class Case:
         """What methods are tuned by: nothing of it is known from a retrained model or from the test samples."""
         return shortfall(self.seen(model), self.original_seen)
 
-    def accuracies(self, model: nn.Module) -> dict[str, float]:
-        return {name: accuracy(*self._outputs(model, batches)) for name, batches in self.splits.items()}
-
     def on_forgotten(self, model: nn.Module) -> float:
-        return accuracy(*self._outputs(model, self.forget))
+        x, y = self.splits["forgotten"]
+        return _accuracy(_logits(model, x), y)
 
     @cached_property
-    def wanted(self) -> dict[str, float]:
-        return self.accuracies(self.retrained)
+    def wanted(self) -> tuple[dict[str, float], Tensor]:
+        """The retrained network's accuracies, and its logits on S."""
+        logits = {name: _logits(self.retrained, x) for name, (x, _) in self.splits.items()}
+        return {name: _accuracy(logits[name], y) for name, (_, y) in self.splits.items()}, logits["forgotten"]
 
     def measure(self, model: nn.Module) -> Numbers:
-        """Beside the retrained model: points of accuracy, KL in nats on S, and the attack on S against test samples."""
-        found = self.accuracies(model)
-        logits, labels = self._outputs(model, self.forget)
-        unseen, truth = self._outputs(model, self.splits["test_same"])
-        phi = confidences(logits, labels)
-        attack = threshold_attack(phi, confidences(unseen, truth))
-        reference, _ = self._outputs(self.retrained, self.forget)
+        """Beside the retrained network: accuracies in per cent, KL in nats on S, the attack on S against the test."""
+        logits = {name: _logits(model, x) for name, (x, _) in self.splits.items()}
+        found = {name: _accuracy(logits[name], y) for name, (_, y) in self.splits.items()}
+        wanted, reference = self.wanted
+        phi = confidences(logits["forgotten"], self.splits["forgotten"][1])
+        attack = threshold_attack(phi, confidences(logits["test_same"], self.splits["test_same"][1]))
+        divergence = divergences(logits["forgotten"], [reference], self.splits["forgotten"][1])
         return {
-            "accuracy": {name: 100 * value for name, value in found.items()},
-            "gap": 100 * mean_gap(found, self.wanted),
-            "kl": float(divergences(logits, [reference], labels).mean()),
+            "accuracy": found,
+            "gap": mean_gap(found, wanted),
+            "kl": float(divergence.mean()),
             "auc": attack.auc,
             "phi": [round(float(value), 3) for value in phi],
         }
 
-    def _outputs(self, model: nn.Module, batches: Batches) -> tuple[np.ndarray, np.ndarray]:
-        """Logits and labels."""
-        logits = np.concatenate([logits_of(model, x, "network") for x, _ in batches])
-        return logits, torch.cat([y for _, y in batches]).cpu().numpy()
+    def moment(self, model: nn.Module, epoch: int) -> Numbers:
+        """S, as `ssse.metrics.resurfacing` looks at it."""
+        x, y = self.splits["forgotten"]
+        held_x, held_y = self.ground.held_x[self.held_out_alike], self.ground.held_y[self.held_out_alike]
+        own, other = _logits(model, x), _logits(model, held_x)
+        attack = threshold_attack(confidences(own, y), confidences(other, held_y))
+        loss = float(nn.functional.cross_entropy(own, y))
+        return {"epoch": epoch, "accuracy": _accuracy(own, y), "loss": loss, "auc": attack.auc}
 
     def _batches(self, x: Tensor, y: Tensor, places: Tensor) -> Batches:
         places = places.to(x.device)
@@ -173,4 +174,14 @@ class Case:
 
 
 def _split(x: Tensor, y: Tensor) -> Batches:
-    return list(zip(x.split(BATCH), y.split(BATCH), strict=True))
+    return list(zip(x.split(PASS), y.split(PASS), strict=True))
+
+
+@torch.no_grad()
+def _logits(model: nn.Module, x: Tensor) -> Tensor:
+    return torch.cat([model(part) for part in x.split(PASS)])
+
+
+def _accuracy(logits: Tensor, y: Tensor) -> float:
+    """In per cent."""
+    return 100 * float((logits.argmax(1) == y).double().mean())

@@ -1,8 +1,12 @@
-"""The study as a list of jobs whose numbers are kept: they may be done in any order, by several processes."""
+"""The study as blocks of numbers that are kept: one method's answers to all requests of one seed.
+
+Blocks may be computed in any order, and by several processes: what one of them has, the others read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -10,35 +14,33 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ssse.calibration import lasting as search
+from ssse.calibration.lasting import START, Splits, shortfall, walk
 from ssse.curvature.choices import LowRank
 from ssse.curvature.curvature import Curvature
-from ssse.erasure import repair
 from ssse.erasure.erase import erase
 from ssse.paper.cache import key_of
 from ssse.paper.lasting import case as cases
-from ssse.paper.lasting import methods
-from ssse.paper.lasting.case import LOSS, Case, Numbers
-from ssse.paper.lasting.methods import OPPONENTS, Opponent
-from ssse.paper.lasting.networks import Form, Ground, Twins, prepare, train_twins
+from ssse.paper.lasting import lanes, methods, plans
+from ssse.paper.lasting.case import PASS, Case, Numbers
+from ssse.paper.lasting.networks import LOSS, Form, Ground, Twins, prepare, train_twins
+from ssse.paper.lasting.plans import OPPONENTS, Opponent
 from ssse.paper.network import exact_arithmetic
 from ssse.paper.settings import Settings
-from ssse.paper.study import Removal, timed
-from ssse.problem import short_training
+from ssse.paper.study import timed
 from ssse.problem.wrappers import copied
 
 PAPER_DAMPING = 1e-4
+OURS, ALONE, NOTHING, RETRAINED, PAPER, ASCENT = "lasting", "stepped", "nothing", "retrained", "paper", "ascended"
+
 Rows = Literal["margin", "empirical"]
-_SOURCES = (cases, methods, search, repair, short_training)
 
 
 @dataclass(frozen=True)
-class Job:
-    """One method's answer to one request of one seed."""
+class Block:
+    """One method, one seed."""
 
-    case: Case
     method: str
-    work: Callable[[], Numbers]
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -51,108 +53,130 @@ class Study:
         return prepare(self.settings, self.form)
 
     @cached_property
-    def twins(self) -> list[Twins]:
-        """Of the seeds that everything is measured on, then those of the shadows."""
+    def twins(self) -> dict[int, Twins]:
+        """Of the seeds that everything is measured on, and of the shadows."""
         seeds = list(range(self.form.seeds + self.form.shadows))
-        if self.form.shadows:
-            return train_twins(self.ground, seeds)
-        return [train_twins(self.ground, [seed])[0] for seed in seeds]
+        groups = [seeds] if self.form.shadows else [[seed] for seed in seeds]
+        return {twins.seed: twins for some in groups for twins in train_twins(self.ground, some)}
 
     @cached_property
-    def cases(self) -> dict[tuple[int, str], Case]:
-        return {(t.seed, r.words): Case(self.ground, t, r) for t in self.twins for r in self.ground.removals}
+    def cases(self) -> dict[int, list[Case]]:
+        """By seed, in the order of the requests."""
+        ground = self.ground
+        return {seed: [Case(ground, twins, r) for r in ground.removals] for seed, twins in self.twins.items()}
 
-    def jobs(self) -> list[Job]:
-        found = []
-        for twins in self.twins:
-            for removal in self.ground.removals:
-                found += self._jobs_of(twins, removal)
-        return found
+    def blocks(self) -> list[Block]:
+        """What matters most first. The paper's step and gradient ascent: with the first seed alone."""
+        names = [OURS, NOTHING, ALONE, RETRAINED, *(opponent.key for opponent in OPPONENTS)]
+        seeds = range(self.form.seeds)
+        found = [Block(name, 0) for name in names] + [Block(ASCENT, 0), Block(PAPER, 0)]
+        found += [Block(name, seed) for seed in seeds[1:] for name in names if self._asked(name)]
+        shadows = range(self.form.seeds, self.form.seeds + self.form.shadows)
+        return found + [Block(name, seed) for seed in shadows for name in (OURS, NOTHING, RETRAINED, *SHADOWED)]
 
-    def run(self, job: Job) -> Numbers:
-        key = key_of(f"lasting-{job.method}", *self._base(job.case), job.method, *_SOURCES)
-        return self.settings.cache.numbers(key, job.work)
+    def numbers(self, block: Block) -> dict[str, Numbers]:
+        """By the words of the request; computed or read."""
+        found = self.settings.cache.numbers(self.key(block), lambda: self._compute(block))
+        return dict(zip([case.words for case in self.cases[block.seed]], found, strict=True))
 
-    def steps(self, twins: Twins, rows: Rows = "margin") -> tuple[dict[str, Tensor], Numbers]:
+    def key(self, block: Block) -> str:
+        rule = "".join(inspect.getsource(part) for part in (walk, shortfall, Splits))
+        repairs = [str(case.repairing) for case in self.cases[block.seed]]
+        sources = (cases, methods, lanes, plans)
+        return key_of(f"lasting-{block.method}", *self._base(block.seed), block.method, START, rule, repairs, *sources)
+
+    def steps(self, seed: int, rows: Rows = "margin") -> tuple[dict[str, Tensor], Numbers]:
         """The direction of every request, at ε = 1; and of the fit and each request its seconds and its residual."""
-        ground, told = self.ground, {}
-        key = key_of(f"steps-{rows}", ground.digest, str(self.form), twins.seed, ground.x.device.type, *self._parts())
+        told: dict[str, Any] = {}
+        key = self.step_key(seed, rows)
 
         def make() -> dict[str, Tensor]:
-            directions, told["numbers"] = self._solve(twins, rows)
+            directions, told["numbers"] = self._solve(self.twins[seed], rows)
             return directions
 
         directions = self.settings.cache.tensors(key, make)
         numbers = self.settings.cache.numbers(f"{key}-told", lambda: told.get("numbers", {}))
-        return {words: value.to(ground.x.device) for words, value in directions.items()}, numbers
+        return {words: value.to(self.ground.x.device) for words, value in directions.items()}, numbers
 
-    def chosen(self, opponent: Opponent, removal: Removal) -> Numbers:
-        """Its settings for this kind of request: tuned on the first request of the kind, with the first seed."""
-        alike = next(r for r in self.ground.removals if r.rate == removal.rate)
-        first = self.cases[self.twins[0].seed, alike.words]
-        return self.run(Job(first, f"tuned {opponent.key}", lambda: methods.tuned(first, opponent)))
+    def step_key(self, seed: int, rows: Rows = "margin") -> str:
+        return key_of(f"steps-{rows}", *self._base(seed))
 
-    def _jobs_of(self, twins: Twins, removal: Removal) -> list[Job]:
-        case = self.cases[twins.seed, removal.words]
+    def chosen(self, opponent: Opponent) -> list[Numbers]:
+        """Its settings for each request: tuned with the first seed on the first part of a class and the part of all."""
+        tuned = [case for case in self.cases[0] if case.followed and case.removal.rate < 1]
+        key = self.key(Block(f"tuned {opponent.key}", 0)).replace(" ", "-")
+        found = self.settings.cache.numbers(key, lambda: methods.tuned(tuned, opponent))
+        by_rate = {case.removal.rate: one for case, one in zip(tuned, found, strict=True)}
+        return [by_rate.get(case.removal.rate, found[0]) for case in self.cases[0]]
 
-        def direction(rows: Rows = "margin") -> Tensor:
-            return self.steps(twins, rows)[0][removal.words]
+    def _asked(self, name: str) -> bool:
+        return self.form.opponents_of_all_seeds or name in (OURS, NOTHING, ALONE, RETRAINED)
 
-        jobs = [
-            Job(case, "nothing", lambda: methods.nothing(case)),
-            Job(case, "retrained", lambda: methods.retrained(case)),
-            Job(case, "stepped", lambda: methods.stepped(case, direction())),
-            Job(case, "lasting", lambda: methods.lasting(case, direction())),
-            Job(case, "ascended", lambda: methods.ascended(case)),
-        ]
-        if twins.seed == 0:
-            jobs.append(Job(case, "paper", lambda: methods.paper(case, direction("empirical"))))
+    def _compute(self, block: Block) -> list[Numbers]:
+        some = self.cases[block.seed]
+        ways: dict[str, Callable[[], list[Numbers]]] = {
+            NOTHING: lambda: methods.nothing(some),
+            RETRAINED: lambda: methods.retrained(some),
+            ALONE: lambda: methods.stepped(some, self.steps(block.seed)[0]),
+            OURS: lambda: methods.lasting(some, self.steps(block.seed)[0], follow=block.seed == 0),
+            ASCENT: lambda: methods.ascended(some),
+            PAPER: lambda: methods.paper(some, self.steps(block.seed, "empirical")[0]),
+        }
         for opponent in OPPONENTS:
-
-            def work(opponent: Opponent = opponent) -> Numbers:
-                return methods.opposed(case, opponent, self.chosen(opponent, removal))
-
-            jobs.append(Job(case, opponent.key, work))
-        return jobs
+            ways[opponent.key] = lambda one=opponent: methods.answered(some, one, self.chosen(one))
+        return ways[block.method]()
 
     def _solve(self, twins: Twins, rows: Rows) -> tuple[dict[str, Tensor], Numbers]:
-        ground, decay = self.ground, self.form.recipe.decay
-        batches = self.cases[twins.seed, ground.removals[0].words].data
+        ground, decay, device = self.ground, self.form.recipe.decay, self.ground.x.device
         original = copied(twins.original).to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
-        told: dict[str, Any] = {"requests": {}}
-        damping = decay if rows == "margin" else PAPER_DAMPING
+        batches = list(zip(ground.x.split(PASS), ground.y.split(PASS), strict=True))
+        told: Numbers = {"requests": {}}
         with exact_arithmetic():
             curvature, told["fit_seconds"] = timed(
                 lambda: Curvature.fit(
-                    original, LOSS, batches, weight_decay=decay, damping=damping, rows=rows,
-                    structure=LowRank(kernel="float64"), memory_budget=_budget(ground.x.device), progress=False,
+                    original,
+                    LOSS,
+                    batches,
+                    weight_decay=decay,
+                    damping=decay if rows == "margin" else PAPER_DAMPING,
+                    rows=rows,
+                    structure=LowRank(kernel="float64"),
+                    memory_budget=_budget(device),
+                    progress=self.settings.show_progress,
                 ),
-                ground.x.device,
-            )  # fmt: skip
+                device,
+            )
             directions = {}
-            for removal in ground.removals:
-                forget = self.cases[twins.seed, removal.words].forget
+            for case in self.cases[twins.seed]:
                 erasure, seconds = timed(
-                    lambda forget=forget: erase(
-                        original, curvature, LOSS, forget, scale=1.0, leave_out=rows == "margin",
-                        override=("step", "leverage"), progress=False,
+                    lambda case=case: erase(
+                        original,
+                        curvature,
+                        LOSS,
+                        case.forget,
+                        scale=1.0,
+                        leave_out=rows == "margin",
+                        override=("step", "leverage"),
+                        progress=False,
                     ),
-                    ground.x.device,
-                )  # fmt: skip
+                    device,
+                )
                 measured = erasure.diagnostics
-                told["requests"][removal.words] = {
-                    "seconds": seconds, "residual": measured.solve_residual, "length": erasure.reach,
-                    "leverage": measured.leverage_max, "verdict": measured.verdict,
-                }  # fmt: skip
-                directions[removal.words] = erasure.direction.cpu()
+                told["requests"][case.words] = {
+                    "seconds": seconds,
+                    "residual": measured.solve_residual,
+                    "length": erasure.reach,
+                    "verdict": measured.verdict,
+                }
+                directions[case.words] = erasure.direction.cpu()
         return directions, told
 
-    def _base(self, case: Case) -> list[Any]:
-        form = str(self.form)
-        return [self.ground.digest, form, case.twins.seed, self.ground.x.device.type, *case.removal.parts]
+    def _base(self, seed: int) -> Sequence[Any]:
+        parts = [part for removal in self.ground.removals for part in removal.parts]
+        return [self.ground.digest, str(self.form.recipe), self.form.lengths, seed, self.ground.x.device.type, *parts]
 
-    def _parts(self) -> list[Any]:
-        return [part for removal in self.ground.removals for part in removal.parts]
+
+SHADOWED = ("labels", "salun")  # opponents that U-LiRA looks at as well
 
 
 def _budget(device: torch.device) -> int | None:

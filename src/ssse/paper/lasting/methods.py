@@ -1,178 +1,214 @@
-"""Every method's answer to a request, alone and with the repair that all of them share."""
+"""Every method's answers to some requests, alone and with the repair that all of them share, trained side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor, nn
 
 from ssse import baselines
-from ssse.baselines.update import Updated
-from ssse.calibration.lasting import LENGTHS, START, search_lengths
-from ssse.errors import Diverged, InvalidSetting
-from ssse.metrics.resurfacing import resurfacing
-from ssse.paper.lasting.case import LOSS, Case, Numbers
+from ssse.calibration.lasting import START, Trial, shortfall, walk
+from ssse.errors import InvalidSetting
+from ssse.paper.lasting.case import Case, Numbers
+from ssse.paper.lasting.lanes import Look, train_lanes
+from ssse.paper.lasting.networks import LOSS
+from ssse.paper.lasting.plans import Opponent, Plan, Settings, cycle_plan, repair_plan
 from ssse.problem.view import ModelView
 
 SCALES = np.geomspace(1e-2, 1e1, 10)  # of the paper's step: it is shown at the best of them
-MOMENTS = (0, 1, 3, 8)
+MOMENTS = (1, 3, 8)
 ASCENDING = (1e-4, 1e-3, 1e-2, 1e-1)  # rates of ascent, of which the first is taken that gets there
 
-Settings = Mapping[str, Any]
+Directions = Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Opponent:
-    """A method of many steps. grid: settings that it is tuned over, by the judge that our length is chosen by."""
-
-    key: str
-    label: str
-    run: Callable[..., Updated]
-    grid: Sequence[Settings]
+def nothing(cases: Sequence[Case]) -> list[Numbers]:
+    """The originals; repaired, they are the usual fine-tuning."""
+    alone = [{"alone": case.measure(case.original)} for case in cases]
+    return joined(alone, mended(cases, [case.original for case in cases]))
 
 
-_RATES = ({"learning_rate": 0.01}, {"learning_rate": 0.03}, {"learning_rate": 0.1})
-OPPONENTS = (
-    Opponent(
-        "neggrad",
-        "NegGrad+",
-        baselines.neggrad_plus,
-        (
-            {"learning_rate": 0.01, "beta": 0.95},
-            {"learning_rate": 0.03, "beta": 0.99},
-            {"learning_rate": 0.1, "beta": 0.99},
-        ),
-    ),
-    Opponent(
-        "scrub",
-        "SCRUB",
-        baselines.scrub,
-        ({"learning_rate": 5e-4}, {"learning_rate": 5e-3}, {"learning_rate": 0.03, "max_epochs": 2}),
-    ),
-    Opponent("labels", "random labels", baselines.random_labels, _RATES),
-    Opponent("salun", "SalUn", baselines.salun, _RATES),
-)
+def retrained(cases: Sequence[Case]) -> list[Numbers]:
+    alone = [{"alone": case.measure(case.retrained)} for case in cases]
+    return joined(alone, resurfaced(cases, [case.retrained for case in cases]))
 
 
-def nothing(case: Case) -> Numbers:
-    """The original, and the original with the repair: the usual fine-tuning."""
-    return {"alone": case.measure(case.original), "seen": _plain(case, case.original), **mended(case, case.original)}
-
-
-def retrained(case: Case) -> Numbers:
-    return {"alone": case.measure(case.retrained), **resurfaced(case, case.retrained)}
-
-
-def paper(case: Case, direction: Tensor) -> Numbers:
+def paper(cases: Sequence[Case], directions: Directions) -> list[Numbers]:
     """The paper's step at the ε that is best in hindsight, by the gap, which nobody knows without retraining."""
-    view, found = ModelView(case.original), []
-    for scale in SCALES:
-        found.append(case.measure(view.with_theta(view.theta() + scale * direction)) | {"scale": float(scale)})
-    return {"alone": min(found, key=lambda one: one["gap"])}
+    answers = []
+    for case in cases:
+        at = _along(case, directions)
+        found = [case.measure(at(float(scale))) | {"scale": float(scale)} for scale in SCALES]
+        answers.append({"alone": min(found, key=lambda one: one["gap"])})
+    return answers
 
 
-def stepped(case: Case, direction: Tensor) -> Numbers:
+def stepped(cases: Sequence[Case], directions: Directions) -> list[Numbers]:
     """Ours from S alone: the exact step at ε = 1."""
-    view = ModelView(case.original)
-    return {"alone": case.measure(view.with_theta(view.theta() + direction))}
+    return [{"alone": case.measure(_along(case, directions)(1.0))} for case in cases]
 
 
-def lasting(case: Case, direction: Tensor) -> Numbers:
-    """Ours: the length of the step chosen by a few repairs, as `ssse.erase_and_repair` does."""
-    view = ModelView(case.original)
-    theta = view.theta()
-    reach = float(direction.norm() / theta.norm())
+def lasting(cases: Sequence[Case], directions: Directions, follow: bool = True) -> list[Numbers]:
+    """Ours: the length of the step chosen by a few repairs, by the rule of `ssse.erase_and_repair`.
 
-    def at(scale: float) -> nn.Module:
-        return view.with_theta(theta + scale * direction)
-
-    found = search_lengths(
-        case.trainee, case.judged, at, reach, case.repairing, lengths=LENGTHS, start=START, autocast=case.autocast,
-        progress=False,
-    )  # fmt: skip
-    step = at(found.chosen.scale)
-    curve = case.measure(step)
-    return {
-        "alone": curve,
-        "length": found.chosen.length,
-        "trials": [{"length": t.length, "shortfall": 100 * t.shortfall} for t in found.trials],
-        **mended(case, step),
+    Side by side all lengths are repaired at once, and the rule walks through what is there. follow: what comes back is
+    looked at for all requests.
+    """
+    tried = [(case, length) for case in cases for length in case.lengths]
+    starts = [_at_length(case, directions, length) for case, length in tried]
+    along = {
+        (id(case), length): [case.on_forgotten(start)] for (case, length), start in zip(tried, starts, strict=True)
     }
 
+    def look(place: int, _: int, model: nn.Module) -> None:
+        case, length = tried[place]
+        along[id(case), length].append(case.on_forgotten(model))
 
-def ascended(case: Case) -> Numbers:
+    done = trained([case for case, _ in tried], starts, [repair_plan(case) for case, _ in tried], look)
+    found = {}
+    for (case, length), model, start in zip(tried, done, starts, strict=True):
+        seen = case.seen(case.finished(model))
+        trial = Trial(length, length, seen, seen, shortfall(seen, case.original_seen))
+        found[id(case), length] = trial, (model, start)
+    answers, chosen = [], []
+    for case in cases:
+        (best, (model, start)), trials = walk(lambda length, case=case: found[id(case), length], case.lengths, START)
+        chosen.append(model)
+        answers.append(
+            {
+                "length": best.length,
+                "trials": [{"length": one.length, "shortfall": 100 * one.shortfall} for one in trials],
+                "alone": case.measure(start),
+                "repaired": case.measure(model),
+                "along": along[id(case), best.length],
+            }
+        )
+    return joined(answers, resurfaced(cases, chosen, always=follow))
+
+
+def ascended(cases: Sequence[Case]) -> list[Numbers]:
     """Gradient ascent until S is as little known as held-out samples of its kind."""
+    models = [_ascended(case) for case in cases]
+    alone = [{"alone": case.measure(model)} for case, model in zip(cases, models, strict=True)]
+    return joined(alone, mended(cases, models))
+
+
+def tuned(cases: Sequence[Case], opponent: Opponent) -> list[Numbers]:
+    """Which settings of the grid come nearest to the retrained network, alone and after the repair.
+
+    In hindsight, by the gap itself: in the opponents' favour. Our length is chosen without it.
+    """
+    tried = [(case, settings) for case in cases for settings in opponent.grid]
+    models = opposed([case for case, _ in tried], opponent, [settings for _, settings in tried])
+    whole = [(place, model) for place, model in enumerate(models) if model is not None]
+    plans = [repair_plan(tried[place][0]) for place, _ in whole]
+    done = trained([tried[place][0] for place, _ in whole], [model for _, model in whole], plans)
+    gaps = np.full((2, len(tried)), np.inf)  # infinite where the training diverged
+    for (place, model), repaired in zip(whole, done, strict=True):
+        case = tried[place][0]
+        gaps[:, place] = case.measure(model)["gap"], case.measure(case.finished(repaired))["gap"]
+    answers = []
+    for values in np.split(gaps, len(cases), axis=1):
+        alone, repaired = values.argmin(1)
+        answers.append({"alone": int(alone), "repaired": int(repaired), "gaps": values.tolist()})
+    return answers
+
+
+def answered(cases: Sequence[Case], opponent: Opponent, chosen: Sequence[Numbers]) -> list[Numbers]:
+    """With the settings that were chosen for it, those for itself and those for the repair after it."""
+    alone = opposed(cases, opponent, [opponent.grid[one["alone"]] for one in chosen])
+    other = [place for place, one in enumerate(chosen) if one["alone"] != one["repaired"]]
+    again = opposed([cases[place] for place in other], opponent, [opponent.grid[chosen[i]["repaired"]] for i in other])
+    before = list(alone)
+    for place, model in zip(other, again, strict=True):
+        before[place] = model
+    answers = [
+        {} if model is None else {"alone": case.measure(model)} for case, model in zip(cases, alone, strict=True)
+    ]
+    whole = [place for place, model in enumerate(before) if model is not None]
+    found = mended([cases[place] for place in whole], [model for model in before if model is not None])
+    for place, one in zip(whole, found, strict=True):
+        answers[place] |= one
+    return answers
+
+
+def opposed(cases: Sequence[Case], opponent: Opponent, settings: Sequence[Settings]) -> list[nn.Module | None]:
+    """None where the training diverged."""
+    if not cases:
+        return []
+    plans = [opponent.plan(case, one) for case, one in zip(cases, settings, strict=True)]
+    originals = [case.original for case in cases]
+    ground = cases[0].ground
+    return train_lanes(ground.x, originals, plans, autocast=ground.form.recipe.autocast, progress=False, keep=True)
+
+
+def mended(cases: Sequence[Case], starts: Sequence[nn.Module]) -> list[Numbers]:
+    """The repair, with S seen after every epoch, and what comes back in further epochs."""
+    along = [[case.on_forgotten(model)] for case, model in zip(cases, starts, strict=True)]
+
+    def look(place: int, _: int, model: nn.Module) -> None:
+        along[place].append(cases[place].on_forgotten(model))
+
+    done = trained(cases, starts, [repair_plan(case) for case in cases], look)
+    done = [case.finished(model) for case, model in zip(cases, done, strict=True)]
+    answers = [
+        {"repaired": case.measure(model), "along": line} for case, model, line in zip(cases, done, along, strict=True)
+    ]
+    return joined(answers, resurfaced(cases, done))
+
+
+def resurfaced(cases: Sequence[Case], models: Sequence[nn.Module], always: bool = False) -> list[Numbers]:
+    """S along a harmless training, of the requests that are followed; always: of all."""
+    followed = [place for place, case in enumerate(cases) if always or case.followed]
+    moments: dict[int, list[Numbers]] = {place: [cases[place].moment(models[place], 0)] for place in followed}
+    plans = [cycle_plan(cases[place], cases[place].repairing, MOMENTS[-1]) for place in followed]
+    plans = [replace(plan, looks=tuple(plan.looks[epoch - 1] for epoch in MOMENTS)) for plan in plans]
+
+    def look(place: int, steps: int, model: nn.Module) -> None:
+        epoch = MOMENTS[plans[place].looks.index(steps)]
+        moments[followed[place]].append(cases[followed[place]].moment(model, epoch))
+
+    trained([cases[place] for place in followed], [models[place] for place in followed], plans, look)
+    return [{"moments": moments[place]} if place in moments else {} for place in range(len(cases))]
+
+
+def trained(
+    cases: Sequence[Case], starts: Sequence[nn.Module], plans: Sequence[Plan], look: Look | None = None
+) -> list[nn.Module]:
+    if not cases:
+        return []
+    ground = cases[0].ground
+    models = train_lanes(
+        ground.x, starts, plans, autocast=ground.form.recipe.autocast, look=look, progress=ground.settings.show_progress
+    )
+    return [model for model in models if model is not None]
+
+
+def joined(*parts: Sequence[Numbers]) -> list[Numbers]:
+    return [{name: value for one in found for name, value in one.items()} for found in zip(*parts, strict=True)]
+
+
+def _along(case: Case, directions: Directions) -> Callable[[float], nn.Module]:
+    """The network at a scale ε of the step."""
+    view, direction = ModelView(case.original), directions[case.words]
+    return lambda scale: view.with_theta(view.theta() + scale * direction)
+
+
+def _at_length(case: Case, directions: Directions, length: float) -> nn.Module:
+    theta, direction = ModelView(case.original).theta(), directions[case.words]
+    return _along(case, directions)(length * float(theta.norm() / direction.norm()))
+
+
+def _ascended(case: Case) -> nn.Module:
     wanted, batch = min(case.original_seen.expected, 0.99), case.ground.form.recipe.batch
     for rate in ASCENDING:
         try:
-            updated = baselines.gradient_ascent_until(
+            return baselines.gradient_ascent_until(
                 case.original, None, LOSS, case.forget, stop_accuracy=wanted, epochs=20, learning_rate=rate,
                 batch_size=batch, progress=False,
-            )  # fmt: skip
+            ).model  # fmt: skip
         except InvalidSetting:
             continue
-        return {"alone": case.measure(updated.model), **mended(case, updated.model)}
     raise InvalidSetting(f"Gradient ascent does not bring S down to {wanted:.0%} at any of the rates {ASCENDING}.")
-
-
-def tuned(case: Case, opponent: Opponent) -> Numbers:
-    """Which settings of the grid leave the smallest shortfall, alone and after the repair."""
-    alone, repaired = [], []
-    for settings in opponent.grid:
-        try:
-            model = _opposed(case, opponent, settings)
-        except Diverged:
-            alone.append(float("inf"))
-            repaired.append(float("inf"))
-            continue
-        alone.append(case.shortfall(model))
-        repaired.append(case.shortfall(case.repaired(model)))
-    return {"alone": int(np.argmin(alone)), "repaired": int(np.argmin(repaired)), "values": [alone, repaired]}
-
-
-def opposed(case: Case, opponent: Opponent, chosen: Numbers) -> Numbers:
-    """With the settings that were chosen for it, those for itself and those for the repair after it."""
-    model = _opposed(case, opponent, opponent.grid[chosen["alone"]])
-    numbers: Numbers = {"alone": case.measure(model)}
-    if chosen["repaired"] != chosen["alone"]:
-        model = _opposed(case, opponent, opponent.grid[chosen["repaired"]])
-    return numbers | mended(case, model)
-
-
-def mended(case: Case, model: nn.Module) -> Numbers:
-    """The repair, with S seen after every epoch, and what comes back in further epochs."""
-    on_forgotten: list[float] = [100 * case.on_forgotten(model)]
-
-    def look(trained: nn.Module) -> None:
-        on_forgotten.append(100 * case.on_forgotten(trained))
-
-    repaired = case.repaired(model, look)
-    numbers = {"repaired": case.measure(repaired), "seen_repaired": _plain(case, repaired), "along": on_forgotten}
-    return numbers | resurfaced(case, repaired)
-
-
-def resurfaced(case: Case, model: nn.Module) -> Numbers:
-    recipe, repairing = case.ground.form.recipe, case.repairing
-    found = resurfacing(
-        model, case.retained, case.forget, LOSS, held_out=case.held_out_alike, epochs=MOMENTS,
-        learning_rate=repairing.learning_rate, batch_size=recipe.batch, weight_decay=recipe.decay,
-        autocast=case.autocast, progress=False,
-    )  # fmt: skip
-    return {"moments": [vars(moment) for moment in found.moments], "rise": found.rise}
-
-
-def _opposed(case: Case, opponent: Opponent, settings: Settings) -> nn.Module:
-    recipe = case.ground.form.recipe
-    run = partial(
-        opponent.run, case.original, None, LOSS, case.forget, data=case.data, epochs=case.repairing.epochs,
-        weight_decay=recipe.decay, batch_size=recipe.batch, autocast=case.autocast, progress=False,
-    )  # fmt: skip
-    return run(**settings).model
-
-
-def _plain(case: Case, model: nn.Module) -> dict[str, float]:
-    return {name: 100 * value for name, value in vars(case.seen(model)).items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,11 @@ from ssse.paper.data.images import Images, digits_as_images, load_cifar10
 from ssse.paper.settings import Settings
 from ssse.paper.study import Removal, draw_removals, timed
 from ssse.paper.training import Recipe, train_networks
+from ssse.problem.problem import Problem
 from ssse.system.digests import digest_tensors
 
 AT_RANDOM = "the data at random"
+LOSS = "cross_entropy"
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Form:
         classes: how many of the first are removed. rates: shares of a class that go. share: removed at random.
         seeds: networks are trained with 0, 1, … shadows: seeds beyond those, for U-LiRA.
         noise: share of all labels that are drawn at random, where the images alone leave nothing to remember.
+        lengths: of our step, that are tried. opponents_of_all_seeds: or of the first alone.
     """
 
     name: str
@@ -40,12 +44,16 @@ class Form:
     seeds: int
     shadows: int = 0
     noise: float = 0.0
+    lengths: tuple[float, ...] = (0.35, 0.5, 0.7, 1.0, 1.4)
+    opponents_of_all_seeds: bool = True
 
 
-FULL = Form("full", Recipe(), None, 2_000, 5, (0.5, 1.0), 0.1, 2)
+FULL = Form("full", Recipe(), None, 2_000, 5, (0.5, 1.0), 0.1, 2, opponents_of_all_seeds=False)
 _FEW = Recipe(epochs=40, batch=128, rate=0.2, widths=(8, 16, 32), blocks=1, autocast=False)
-MEDIUM = Form("medium", _FEW, 6_000, 2_000, 1, (0.5,), 0.1, 3, shadows=16)
-DIGITS = Form("digits", replace(_FEW, batch=32, rate=0.1), 600, 150, 1, (0.5,), 0.1, 1, noise=0.3)
+MEDIUM = Form("medium", _FEW, 6_000, 2_000, 1, (0.5,), 0.1, 3, shadows=16, lengths=(0.25, 0.35, 0.5, 0.7))
+DIGITS = Form(
+    "digits", replace(_FEW, batch=32, rate=0.1), 600, 150, 1, (0.5,), 0.1, 1, noise=0.3, lengths=(0.17, 0.25, 0.35, 0.5)
+)
 
 
 @dataclass(frozen=True)
@@ -119,6 +127,11 @@ class Twins:
     original: nn.Module
     retrained: dict[str, nn.Module]
     seconds: float
+    sample: tuple[Tensor, Tensor]  # a few, to look at the model with
+
+    @cached_property
+    def problem(self) -> Problem:
+        return Problem(self.original, LOSS, "all", self.sample)
 
 
 def _placed(model: nn.Module, device: torch.device) -> nn.Module:
@@ -151,7 +164,8 @@ def train_twins(ground: Ground, seeds: Sequence[int]) -> list[Twins]:
         states = {f"{i}|{k}": v.cpu() for i, model in enumerate(models) for k, v in model.state_dict().items()}
         return states | {"seconds": torch.tensor(seconds, dtype=torch.float64)}
 
-    key = key_of("twins", ground.digest, str(recipe), list(seeds), device.type, *keeps, training, resnet)
+    # Whatever device they were trained on: they are what is studied, not what is measured.
+    key = key_of("twins", ground.digest, str(recipe), list(seeds), *keeps, training, resnet)
     states = ground.settings.cache.tensors(key, make)
     models = []
     for i in range(len(jobs)):
@@ -159,8 +173,9 @@ def train_twins(ground: Ground, seeds: Sequence[int]) -> list[Twins]:
         model.load_state_dict({k.split("|")[1]: v for k, v in states.items() if k.split("|")[0] == str(i)})
         models.append(_placed(model, device).eval())
     seconds, words = float(states["seconds"]) / len(jobs), [removal.words for removal in ground.removals]
+    sample = ground.x[:8], ground.y[:8]
     groups = (models[i : i + len(keeps)] for i in range(0, len(models), len(keeps)))
     return [
-        Twins(seed, group[0], dict(zip(words, group[1:], strict=True)), seconds)
+        Twins(seed, group[0], dict(zip(words, group[1:], strict=True)), seconds, sample)
         for seed, group in zip(seeds, groups, strict=True)
     ]
