@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import ssse
-from ssse.erasure.repair import EPOCH_SHARE, RATE_SHARE
+from ssse.erasure.repair import EPOCH_SHARE, LARGEST_RATE_SHARE, RATE_SHARE, RATE_STEPS
 from ssse.errors import Diverged, InvalidData, InvalidModel, InvalidSetting, ModelMismatch
 from tests.erasure.test_interruption import everywhere
 from tests.problem.test_short_training import by_hand
@@ -115,7 +115,8 @@ def test_by_default_it_is_a_small_share_of_the_training(epochs):
     assert found.training is not None
     assert found.epochs == max(1, int(EPOCH_SHARE * epochs + 1e-9))
     assert found.epochs == 1 or found.epochs <= 0.1 * epochs
-    assert found.learning_rate == RATE_SHARE * 1e-3
+    few = RATE_STEPS / (found.training.epochs * (len(networks.retained()) // whole.batch_size))
+    assert found.learning_rate == pytest.approx(1e-3 * min(max(RATE_SHARE, RATE_SHARE * few), LARGEST_RATE_SHARE))
     assert (found.training.batch_size, found.training.weight_decay) == (whole.batch_size, whole.weight_decay)
 
 
