@@ -83,7 +83,7 @@ class Study:
         rule = "".join(inspect.getsource(part) for part in (walk, shortfall, Splits))
         repairs = [str(case.repairing) for case in self.cases[block.seed]]
         sources = (cases, methods, lanes, plans)
-        return key_of(f"lasting-{block.method}", *self._base(block.seed), block.method, START, rule, repairs, *sources)
+        return key_of(f"lasting-{block.method}", *self.base(block.seed), block.method, START, rule, repairs, *sources)
 
     def steps(self, seed: int, rows: Rows = "margin") -> tuple[dict[str, Tensor], Numbers]:
         """The direction of every request, at ε = 1; and of the fit and each request its seconds and its residual."""
@@ -99,7 +99,7 @@ class Study:
         return {words: value.to(self.ground.x.device) for words, value in directions.items()}, numbers
 
     def step_key(self, seed: int, rows: Rows = "margin") -> str:
-        return key_of(f"steps-{rows}", *self._base(seed))
+        return key_of(f"steps-{rows}", *self.base(seed))
 
     def chosen(self, opponent: Opponent) -> list[Numbers]:
         """Its settings for each request: tuned with the first seed on the first part of a class and the part of all."""
@@ -171,7 +171,8 @@ class Study:
                 directions[case.words] = erasure.direction.cpu()
         return directions, told
 
-    def _base(self, seed: int) -> Sequence[Any]:
+    def base(self, seed: int) -> Sequence[Any]:
+        """What every number depends on."""
         parts = [part for removal in self.ground.removals for part in removal.parts]
         return [self.ground.digest, str(self.form.recipe), self.form.lengths, seed, self.ground.x.device.type, *parts]
 
