@@ -13,6 +13,7 @@ from ssse.paper.lasting.view import Numbers, answers_of, kinds
 from ssse.rendering.document import PageFigure
 from ssse.rendering.plotting import GREY, new_figure, plot_series
 
+OURS_COLOR = "#c1121f"
 LINES = (
     (OURS, "ours"),
     (NOTHING, "fine-tuning"),
@@ -55,7 +56,11 @@ def _panel(ax: Axes, numbers: Numbers, rate: float) -> None:
         later = np.mean([[m["accuracy"] for m in one["moments"]] for one in found], axis=0)
         epochs = [repair + m["epoch"] for m in found[0]["moments"]]
         x = np.concatenate([np.arange(repair), epochs])
-        plot_series(ax, x, np.concatenate([first[:-1], later]), label, index=index)
+        y = np.concatenate([first[:-1], later])
+        if method == OURS:
+            ax.plot(x, y, color=OURS_COLOR, linewidth=3, marker="o", markersize=5, label=label, zorder=4)
+        else:
+            plot_series(ax, x, y, label, index=index - 1)
     retrained = [one["moments"] for one in answers_of(numbers, RETRAINED, rate) if one.get("moments")]
     if retrained:
         level = np.mean([[m["accuracy"] for m in moments] for moments in retrained], axis=0)
