@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ssse.calibration.lasting import START, Splits, shortfall, walk
+from ssse.calibration.lasting import START, Splits, Trial, losses_of, shortfall, walk
 from ssse.curvature.choices import LowRank
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.erase import erase
@@ -80,7 +80,8 @@ class Study:
         return dict(zip([case.words for case in self.cases[block.seed]], found, strict=True))
 
     def key(self, block: Block) -> str:
-        rule = "".join(inspect.getsource(part) for part in (walk, shortfall, Splits))
+        ours = (walk, shortfall, losses_of, Trial, Splits) if block.method == OURS else ()
+        rule = "".join(inspect.getsource(part) for part in ours)
         repairs = [str(case.repairing) for case in self.cases[block.seed]]
         sources = (cases, methods, lanes, plans)
         return key_of(f"lasting-{block.method}", *self.base(block.seed), block.method, START, rule, repairs, *sources)
