@@ -219,7 +219,7 @@ def test_salun(share):
     plan = plans.salun_plan(case, settings)
     ours = lane(case, plan)
     assert_same(ours, library(case, "salun", settings))
-    mask = salient(case.twins.problem, case.forget, share)
+    mask = salient(case.twins.problem, [*case.forget], share)
     sizes = [p.numel() for p in case.original.parameters()]
     assert int(mask.sum()) == round(share * sum(sizes))
     for after, before, may in zip(ours.parameters(), case.original.parameters(), mask.split(sizes), strict=True):
