@@ -66,10 +66,9 @@ class Trial:
 
     Attributes:
         length: of the step over ‖θ‖; 0 is the original without step or repair. scale: ε of the same step.
-        seen: after the repair; NaN where it diverged. before_repair: right after the step, with the statistics as they
-            were.
+        seen: after the repair. before_repair: right after the step, with the statistics as they were.
         shortfall: the gap to a retrained model as these samples tell it: the mean of |forgotten − expected| and of what
-            retained, staying and kin samples lost against the original. Infinite where the repair diverged.
+            retained, staying and kin samples lost against the original. worn: the most that one of these lost.
     """
 
     length: float
@@ -77,10 +76,17 @@ class Trial:
     seen: Seen
     before_repair: Seen
     shortfall: float
+    worn: float
+
+    @classmethod
+    def of(cls, length: float, scale: float, seen: Seen, before_repair: Seen, original: Seen) -> Trial:
+        lost = losses_of(seen, original)
+        return cls(length, scale, seen, before_repair, shortfall(seen, original), max(lost))
 
     @property
-    def diverged(self) -> bool:
-        return math.isinf(self.shortfall)
+    def way(self) -> Literal[1, -1]:
+        """Which way a better length may lie: longer where S stands out by more than the model suffers."""
+        return 1 if self.seen.forgotten - self.seen.expected > self.worn else -1
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,8 @@ class LastingErasure:
     Attributes:
         model: a new module in eval mode; the one passed in is untouched. No curvature fitted before belongs to it.
         verdict: "ok", or "caution" with the reasons: measured after the repair.
-        length, scale: of the step that was taken. trials: all that were tried: the curve it was decided from.
+        length, scale: of the step that was taken. trials: all that were tried: the curve it was decided from. Where the
+            repair diverged, the shortfall is infinite and what is seen is NaN.
         original: the model passed in, on the same samples. step: the diagnostics of the direction, at ε = 1.
         training: of each repair. epochs: of all of them together.
         resolution: the standard error of forgotten − expected, from so many samples.
@@ -113,15 +120,15 @@ class LastingErasure:
         """All but the model, as JSON can hold it."""
         plain = replace(self, model=nn.Identity(), step=None)  # type: ignore[arg-type]
         none = {"seen": None, "shortfall": None}  # JSON has neither NaN nor infinity
-        trials = [asdict(trial) | (none if trial.diverged else {}) for trial in self.trials]
+        trials = [asdict(trial) | (none if math.isinf(trial.shortfall) else {}) for trial in self.trials]
         return asdict(plain) | {"model": None, "step": self.step.to_dict(), "trials": trials}
 
     def __str__(self) -> str:
         lines = [f"verdict: {self.verdict}", *(f"  because {reason}" for reason in self.reasons)]
         lines.append("length   S right  held-out  retained   staying  shortfall")
-        shown = [Trial(0.0, 0.0, self.original, self.original, math.nan), *self.trials]
+        shown = [Trial(0.0, 0.0, self.original, self.original, math.nan, 0.0), *self.trials]
         for trial in shown:
-            if trial.diverged:
+            if math.isinf(trial.shortfall):
                 lines.append(f"{trial.length:6.2f}   the repair diverged")
                 continue
             seen, mark = trial.seen, " ←" if trial.length == self.length else ""
@@ -153,10 +160,10 @@ def erase_and_repair(
         done = ssse.erase_and_repair(model, curvature, "cross_entropy", forget, retained=rest, held_out=validation,
                                      training=ssse.Training(epochs=40, learning_rate=0.4))
 
-    The direction is that of `ssse.erase`. Lengths are tried from `start` on, longer ones where S is still better known
-    than held-out samples of its kind and shorter ones elsewhere, each repaired as `ssse.repair` does, until the
-    shortfall no longer falls; the length with the smallest is kept. Needs S, what stays and a few
-    held-out samples; nothing is retrained.
+    The direction is that of `ssse.erase`. Lengths are tried from `start` on, longer ones where S stands out from
+    held-out samples of its kind by more than the model suffers and shorter ones elsewhere, each repaired as
+    `ssse.repair` does, until the shortfall no longer falls; the length with the smallest is kept. Needs S, what stays
+    and a few held-out samples; nothing is retrained.
 
     Args:
         curvature: of the model; rows="margin", structure="lowrank" is what was measured to work.
@@ -256,13 +263,12 @@ def search_lengths(
                 candidate.train(settings, seed=seed, autocast=autocast, text="repair", progress=False)
             except Diverged:
                 advance(1)
-                return Trial(
-                    length, length / reach, Seen(math.nan, math.nan, math.nan, math.nan), before, math.inf
-                ), None
+                nothing = Seen(math.nan, math.nan, math.nan, math.nan)
+                return Trial(length, length / reach, nothing, before, math.inf, 0.0), None
             done = _on(trainee, candidate.finish())
             seen = splits.look(done)
             advance(1)
-            return Trial(length, length / reach, seen, before, shortfall(seen, original)), done.given
+            return Trial.of(length, length / reach, seen, before, original), done.given
 
         say(f"at most {len(lengths)} lengths, {settings.epochs} epochs of repair for each", progress)
         (chosen, model), trials = walk(attempt, lengths, start)
@@ -280,19 +286,22 @@ def walk(
 ) -> tuple[tuple[Trial, T], tuple[Trial, ...]]:
     """The attempt with the smallest shortfall, and all trials by length: from `start` on, until it no longer falls.
 
-    Longer where S is still better known than held-out samples of its kind, otherwise shorter. lengths: ascending.
+    Longer first where S stands out more than the model suffers, otherwise shorter; where that was no better than the
+    start, the other way. lengths: ascending.
     """
-    place: int | None = lengths.index(min(lengths, key=lambda one: abs(math.log(one / start))))
-    best, trials = attempt(lengths[place]), {}
-    found = best
-    while place is not None:
-        trials[place] = found[0]
-        best = found if found[0].shortfall < best[0].shortfall else best
-        seen = found[0].seen
-        other = place + (1 if seen.forgotten > seen.expected else -1)
-        further = found is best and 0 <= other < len(lengths) and other not in trials
-        place = other if further else None
-        found = attempt(lengths[other]) if further else found
+    first = lengths.index(min(lengths, key=lambda one: abs(math.log(one / start))))
+    best = attempt(lengths[first])
+    trials, way = {first: best[0]}, best[0].way
+    for step in (way, -way):
+        if way != step and best[0].length != lengths[first]:
+            break  # it was better the first way
+        place = first + step
+        while 0 <= place < len(lengths):
+            found = attempt(lengths[place])
+            trials[place] = found[0]
+            if found[0].shortfall >= best[0].shortfall:
+                break
+            best, place = found, place + step
     return best, tuple(trials[one] for one in sorted(trials))
 
 
@@ -383,9 +392,14 @@ def _indices(y: Tensor) -> Tensor:
 
 def shortfall(seen: Seen, original: Seen) -> float:
     """The gap to a retrained model, as far as it can be told without one: see `Trial`."""
-    pairs = [(original.retained, seen.retained), (original.staying, seen.staying), (original.kin, seen.kin)]
-    lost = [max(0.0, before - after) for before, after in pairs if before is not None and after is not None]
+    lost = losses_of(seen, original)
     return (abs(seen.forgotten - seen.expected) + sum(lost)) / (1 + len(lost))
+
+
+def losses_of(seen: Seen, original: Seen) -> list[float]:
+    """What retained, staying and, where there are any, kin samples lost against the original; no gain counts."""
+    pairs = [(original.retained, seen.retained), (original.staying, seen.staying), (original.kin, seen.kin)]
+    return [max(0.0, before - after) for before, after in pairs if before is not None and after is not None]
 
 
 def _error(splits: Splits, seen: Seen) -> float:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ssse.calibration.lasting import START, Splits, shortfall, walk
+from ssse.calibration.lasting import START, Splits, Trial, losses_of, shortfall, walk
 from ssse.curvature.choices import LowRank
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.erase import erase
@@ -80,10 +80,11 @@ class Study:
         return dict(zip([case.words for case in self.cases[block.seed]], found, strict=True))
 
     def key(self, block: Block) -> str:
-        rule = "".join(inspect.getsource(part) for part in (walk, shortfall, Splits))
+        ours = (walk, shortfall, losses_of, Trial, Splits) if block.method == OURS else ()
+        rule = "".join(inspect.getsource(part) for part in ours)
         repairs = [str(case.repairing) for case in self.cases[block.seed]]
         sources = (cases, methods, lanes, plans)
-        return key_of(f"lasting-{block.method}", *self._base(block.seed), block.method, START, rule, repairs, *sources)
+        return key_of(f"lasting-{block.method}", *self.base(block.seed), block.method, START, rule, repairs, *sources)
 
     def steps(self, seed: int, rows: Rows = "margin") -> tuple[dict[str, Tensor], Numbers]:
         """The direction of every request, at ε = 1; and of the fit and each request its seconds and its residual."""
@@ -99,7 +100,7 @@ class Study:
         return {words: value.to(self.ground.x.device) for words, value in directions.items()}, numbers
 
     def step_key(self, seed: int, rows: Rows = "margin") -> str:
-        return key_of(f"steps-{rows}", *self._base(seed))
+        return key_of(f"steps-{rows}", *self.base(seed))
 
     def chosen(self, opponent: Opponent) -> list[Numbers]:
         """Its settings for each request: tuned with the first seed on the first part of a class and the part of all."""
@@ -171,7 +172,8 @@ class Study:
                 directions[case.words] = erasure.direction.cpu()
         return directions, told
 
-    def _base(self, seed: int) -> Sequence[Any]:
+    def base(self, seed: int) -> Sequence[Any]:
+        """What every number depends on."""
         parts = [part for removal in self.ground.removals for part in removal.parts]
         return [self.ground.digest, str(self.form.recipe), self.form.lengths, seed, self.ground.x.device.type, *parts]
 
