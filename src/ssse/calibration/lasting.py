@@ -22,7 +22,8 @@ from ssse.erasure.diagnostics import Diagnostics
 from ssse.erasure.erase import erase
 from ssse.erasure.health import NOISE, staying
 from ssse.erasure.repair import repair_training
-from ssse.errors import InvalidData, InvalidSetting
+from ssse.erasure.request import matching_loss
+from ssse.errors import Diverged, InvalidData, InvalidSetting
 from ssse.problem.batches import Batch, regroup, take_samples, without_weights
 from ssse.problem.labels import label_values
 from ssse.problem.loaders import Data
@@ -95,7 +96,8 @@ class LastingErasure:
     Attributes:
         model: a new module in eval mode; the one passed in is untouched. No curvature fitted before belongs to it.
         verdict: "ok", or "caution" with the reasons: measured after the repair.
-        length, scale: of the step that was taken. trials: all that were tried: the curve it was decided from.
+        length, scale: of the step that was taken. trials: all that were tried: the curve it was decided from. Where the
+            repair diverged, the shortfall is infinite and what is seen is NaN.
         original: the model passed in, on the same samples. step: the diagnostics of the direction, at ε = 1.
         training: of each repair. epochs: of all of them together.
         resolution: the standard error of forgotten − expected, from so many samples.
@@ -117,13 +119,18 @@ class LastingErasure:
     def to_dict(self) -> dict[str, Any]:
         """All but the model, as JSON can hold it."""
         plain = replace(self, model=nn.Identity(), step=None)  # type: ignore[arg-type]
-        return asdict(plain) | {"model": None, "step": self.step.to_dict()}
+        none = {"seen": None, "shortfall": None}  # JSON has neither NaN nor infinity
+        trials = [asdict(trial) | (none if math.isinf(trial.shortfall) else {}) for trial in self.trials]
+        return asdict(plain) | {"model": None, "step": self.step.to_dict(), "trials": trials}
 
     def __str__(self) -> str:
         lines = [f"verdict: {self.verdict}", *(f"  because {reason}" for reason in self.reasons)]
         lines.append("length   S right  held-out  retained   staying  shortfall")
         shown = [Trial(0.0, 0.0, self.original, self.original, math.nan, 0.0), *self.trials]
         for trial in shown:
+            if math.isinf(trial.shortfall):
+                lines.append(f"{trial.length:6.2f}   the repair diverged")
+                continue
             seen, mark = trial.seen, " ←" if trial.length == self.length else ""
             points = "" if math.isnan(trial.shortfall) else f"{100 * trial.shortfall:10.2f}{mark}"
             shares = f"{seen.forgotten:9.1%} {seen.expected:9.1%} {seen.retained:9.1%} {seen.staying:9.1%}"
@@ -168,19 +175,23 @@ def erase_and_repair(
 
     Raises:
         Refused: there is no direction to go, or not one of this model. InvalidData: S is among the retained samples, or
-            a class of S has no held-out sample. InvalidSetting: the loss is not cross_entropy, or all repairs diverged.
+            a class of S has no held-out sample. InvalidSetting: the loss is not cross_entropy. Diverged: the repair
+            did, at every length that was tried.
     """
     started = time.perf_counter()
-    tried = _check_lengths(lengths)
+    tried = _check_lengths(lengths, start)
     own = {"epochs": epochs, "learning_rate": learning_rate}
     repair_training(training, 1, **own)  # what is wrong with them is said before anything is computed
-    erasure = erase(model, curvature, loss_fn, forget, scale=1.0, override=("step",), progress=progress)
-    trainee = Trainee.of(model, curvature.loss if loss_fn is None else loss_fn, retained, curvature.label_key)
-    if trainee.problem.loss.name != "cross_entropy":
+    loss = matching_loss(curvature, loss_fn)
+    if loss.name != "cross_entropy":
         raise InvalidSetting(
             f"erase_and_repair compares how many samples are right, for the loss cross_entropy, not "
-            f"{trainee.problem.loss.name}. Use ssse.erase with a scale of your own, then ssse.repair."
+            f"{loss.name}. Use ssse.erase with a scale of your own, then ssse.repair."
         )
+    erasure = erase(model, curvature, loss_fn, forget, scale=1.0, override=("step",), progress=progress)
+    if erasure.reach == 0:
+        raise InvalidSetting("The step for these samples is zero: the model has learnt nothing from them to erase.")
+    trainee = Trainee.of(model, curvature.loss if loss_fn is None else loss_fn, retained, curvature.label_key)
     settings = repair_training(training, trainee.count, **own)
     splits = Splits.of(trainee, forget, held_out, curvature.n)
     refuse_forgotten([trainee.samples], splits.forgotten)
@@ -201,7 +212,7 @@ def erase_and_repair(
         step=erasure.diagnostics,
         training=settings,
         epochs=settings.epochs * len(found.trials),
-        resolution=splits.error(chosen.seen),
+        resolution=_error(splits, chosen.seen),
         seconds=time.perf_counter() - started,
     )
 
@@ -231,19 +242,29 @@ def search_lengths(
 ) -> Searched:
     """Repair the model at a few lengths of one step and keep the one with the smallest shortfall.
 
+    Where the repair of one diverges, a shorter one is tried; it is never kept.
+
     Args:
         trainee: the original and what stays. at: the model at a scale ε, a copy. reach: the length of the step at
             ε = 1 over ‖θ‖. lengths: ascending.
+
+    Raises:
+        Diverged: there is none whose repair did not.
     """
     original = splits.look(trainee)
 
     with bar("lengths", None, progress) as advance:
 
-        def attempt(length: float) -> tuple[Trial, nn.Module]:
+        def attempt(length: float) -> tuple[Trial, nn.Module | None]:
             advance(text=f"step of {length:g} ‖θ‖, then repair")
             candidate = _on(trainee, at(length / reach))
             before = splits.look(candidate)
-            candidate.train(settings, seed=seed, autocast=autocast, text="repair", progress=False)
+            try:
+                candidate.train(settings, seed=seed, autocast=autocast, text="repair", progress=False)
+            except Diverged:
+                advance(1)
+                nothing = Seen(math.nan, math.nan, math.nan, math.nan)
+                return Trial(length, length / reach, nothing, before, math.inf, 0.0), None
             done = _on(trainee, candidate.finish())
             seen = splits.look(done)
             advance(1)
@@ -251,6 +272,12 @@ def search_lengths(
 
         say(f"at most {len(lengths)} lengths, {settings.epochs} epochs of repair for each", progress)
         (chosen, model), trials = walk(attempt, lengths, start)
+    if model is None:
+        tried = ", ".join(f"{trial.length:g}" for trial in trials)
+        raise Diverged(
+            f"The repair diverged after every step that was tried (lengths {tried}); nothing was changed. Use a "
+            f"smaller learning_rate than {settings.learning_rate:g}, or shorter lengths."
+        )
     return Searched(chosen, model, trials, original)
 
 
@@ -278,10 +305,12 @@ def walk(
     return best, tuple(trials[one] for one in sorted(trials))
 
 
-def _check_lengths(lengths: Sequence[float]) -> list[float]:
+def _check_lengths(lengths: Sequence[float], start: float) -> list[float]:
     given = sorted({float(one) for one in lengths})
     if not given or not all(0 < one < math.inf for one in given):
         raise InvalidSetting(f"lengths are those of the step over ‖θ‖, positive numbers such as 0.5; not {lengths!r}.")
+    if not 0 < start < math.inf:
+        raise InvalidSetting(f"start must be a positive number, the first of the lengths to try, not {start!r}.")
     return given
 
 
@@ -373,10 +402,15 @@ def losses_of(seen: Seen, original: Seen) -> list[float]:
     return [max(0.0, before - after) for before, after in pairs if before is not None and after is not None]
 
 
+def _error(splits: Splits, seen: Seen) -> float:
+    """Of forgotten − expected. The mean of what is all right, by weights, may lie the last place above one."""
+    return splits.error(replace(seen, expected=min(max(seen.expected, 0.0), 1.0)))
+
+
 def _reasons(chosen: Trial, original: Seen, splits: Splits, lengths: Sequence[float]) -> list[str]:
     seen, reasons = chosen.seen, []
     over = seen.forgotten - seen.expected
-    if over > max(REMEMBERED, NOISE * splits.error(seen)):
+    if over > max(REMEMBERED, NOISE * _error(splits, seen)):
         longest = " It was the longest that was tried." if chosen.length == lengths[-1] else ""
         reasons.append(
             f"S is still remembered: {seen.forgotten:.1%} of it are right, and {seen.expected:.1%} of held-out samples "
