@@ -18,15 +18,18 @@ from ssse.calibration.lasting import START, Splits, Trial, losses_of, shortfall,
 from ssse.curvature.choices import LowRank
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.erase import erase
+from ssse.errors import InvalidSetting
 from ssse.paper.cache import key_of
 from ssse.paper.lasting import case as cases
 from ssse.paper.lasting import lanes, methods, plans
 from ssse.paper.lasting.case import PASS, Case, Numbers
 from ssse.paper.lasting.networks import LOSS, Form, Ground, Twins, prepare, train_twins
 from ssse.paper.lasting.plans import OPPONENTS, Opponent
+from ssse.paper.lasting.projected import ProjectedKernel, Projection
 from ssse.paper.network import exact_arithmetic
 from ssse.paper.settings import Settings
 from ssse.paper.study import timed
+from ssse.problem.view import ModelView
 from ssse.problem.wrappers import copied
 
 PAPER_DAMPING = 1e-4
@@ -69,7 +72,7 @@ class Study:
         """What matters most first. The paper's step and gradient ascent: with the first seed alone."""
         names = [OURS, NOTHING, ALONE, RETRAINED, *(opponent.key for opponent in OPPONENTS)]
         seeds = range(self.form.seeds)
-        found = [Block(name, 0) for name in names] + [Block(ASCENT, 0), Block(PAPER, 0)]
+        found = [Block(name, 0) for name in [*names, ASCENT, *([] if self.form.projected else [PAPER])]]
         found += [Block(name, seed) for seed in seeds[1:] for name in names if self._asked(name)]
         shadows = range(self.form.seeds, self.form.seeds + self.form.shadows)
         return found + [Block(name, seed) for seed in shadows for name in (OURS, NOTHING, RETRAINED, *SHADOWED)]
@@ -89,16 +92,17 @@ class Study:
     def steps(self, seed: int, rows: Rows = "margin") -> tuple[dict[str, Tensor], Numbers]:
         """The direction of every request, at ε = 1; and of the fit and each request its seconds and its residual."""
         key, cache = self.step_key(seed, rows), self.settings.cache
+        solver = self._solve_projected if self.form.projected else self._solve
         solved: dict[str, Tensor] = {}
 
         def solve() -> Numbers:
-            directions, told = self._solve(self.twins[seed], rows)
+            directions, told = solver(self.twins[seed], rows)
             solved.update(cache.tensors(key, lambda: directions))
             return told
 
         # The directions are there before what is told of them: another process, or the next run, never has half of it.
         numbers = cache.numbers(f"{key}-told", solve)
-        directions = solved or cache.tensors(key, lambda: self._solve(self.twins[seed], rows)[0])
+        directions = solved or cache.tensors(key, lambda: solver(self.twins[seed], rows)[0])
         return {words: value.to(self.ground.x.device) for words, value in directions.items()}, numbers
 
     def step_key(self, seed: int, rows: Rows = "margin") -> str:
@@ -172,6 +176,33 @@ class Study:
                     "verdict": measured.verdict,
                 }
                 directions[case.words] = erasure.direction.cpu()
+        return directions, told
+
+    def _solve_projected(self, twins: Twins, rows: Rows) -> tuple[dict[str, Tensor], Numbers]:
+        if rows != "margin":
+            raise InvalidSetting("Only margin rows have a projected kernel.")
+        ground, decay, device = self.ground, self.form.recipe.decay, self.ground.x.device
+        original = copied(twins.original).to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
+        told: Numbers = {"requests": {}}
+        directions, norm = {}, float(ModelView(original).theta().norm())
+        with exact_arithmetic():
+            kernel, told["fit_seconds"] = timed(
+                lambda: ProjectedKernel.fit(
+                    original, ground.x, ground.y, Projection.of(original), self.settings.show_progress
+                ),
+                device,
+            )
+            for case in self.cases[twins.seed]:
+                direction, seconds = timed(
+                    lambda case=case: kernel.direction(case.removal.forget.to(device), decay, decay), device
+                )
+                told["requests"][case.words] = {
+                    "seconds": seconds,
+                    "residual": None,  # of the system with the true kernel, which nobody has
+                    "length": float(direction.norm()) / norm,
+                    "verdict": None,
+                }
+                directions[case.words] = direction.to(ground.x.dtype).cpu()
         return directions, told
 
     def base(self, seed: int) -> Sequence[Any]:
