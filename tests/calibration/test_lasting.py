@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from functools import cache
@@ -199,15 +200,13 @@ def test_batches_that_are_dictionaries():
     assert done.trials[0].shortfall == pytest.approx(plain.trials[0].shortfall)
 
 
-@pytest.mark.parametrize(
-    "lengths", [(), (0.0,), (0.5, -0.1), (NAN,), (math.inf,)], ids=["none", "zero", "negative", "nan", "infinite"]
-)
+@pytest.mark.parametrize("lengths", [(), (0.0,), (0.5, -0.1), (NAN,), (math.inf,), 0.5, "0.5", None, [None]], ids=repr)
 def test_lengths_that_are_none(lengths):
     with refused(InvalidSetting, "lengths are those of the step over ‖θ‖, positive numbers", networks.original()):
         erased(lengths=lengths)
 
 
-@pytest.mark.parametrize("start", [0.0, -1.0, NAN, math.inf])
+@pytest.mark.parametrize("start", [0.0, -1.0, NAN, math.inf, None, "0.5"])
 def test_a_start_that_is_none(start):
     with refused(InvalidSetting, "start must be a positive number", networks.original()):
         erased(start=start)
@@ -220,6 +219,11 @@ def test_what_is_refused():
         erased(retained=[*retained, *forget])
     with refused(InvalidData, f"No held-out sample is of class {networks.GONE}, of which", model):
         erased(held_out=networks.part(networks.held_out(same=False)))
+    others = networks.part(networks.held_out(same=False))
+    with refused(InvalidData, f"{len(networks.forgotten())} of the held-out samples are forgotten ones, or bit", model):
+        erased(held_out=[*others, *forget])
+    with refused(InvalidData, "There are no samples to forget", model):
+        erased(forget=iter(forget))  # it is read twice
     with refused(InvalidData, "There are no held-out samples", model):
         erased(held_out=[])
     with refused(InvalidData, "The retained data is empty", model):
@@ -271,3 +275,45 @@ def test_a_repair_that_diverges_at_one_length_is_not_kept(monkeypatch):
     record = json.loads(json.dumps(done.to_dict(), allow_nan=False))
     assert record["trials"][1]["shortfall"] is record["trials"][1]["seen"] is None
     assert str(done).splitlines()[-1] == "  0.30   the repair diverged"
+
+
+def test_a_step_of_nothing():
+    """Samples that counted zero times were never learnt."""
+    retained = [(x, y, torch.ones(len(y), dtype=torch.float64)) for x, y in samples("012" * 10, "012" * 10)]
+    forget = [(x, y, torch.zeros(len(y), dtype=torch.float64)) for x, y in samples("012", "012", 1)]
+    with pytest.raises(InvalidSetting, match="The step for these samples is zero"):
+        still(retained, forget, samples("012", "012", 2))
+
+
+def test_interrupted_it_leaves_everything_as_it_was(monkeypatch):
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainee, "_loss", interrupt)
+    before, state = snapshot(networks.original()), torch.get_rng_state()
+    with pytest.raises(KeyboardInterrupt):
+        erased()
+    assert snapshot(networks.original()) == before
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_the_model_comes_back_in_its_own_precision_and_wrapper(dtype):
+    model = nn.DataParallel(copy.deepcopy(networks.original()).to(dtype)).eval()
+
+    def cast(index: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return [(x.to(dtype), y) for x, y in networks.part(index)]
+
+    fitted = ssse.Curvature.fit(
+        model, "cross_entropy", cast(torch.arange(networks.TRAINED)), rows="margin", structure="lowrank",
+        weight_decay=networks.DECAY, damping=networks.DECAY, progress=False,
+    )  # fmt: skip
+    done = erased(
+        model=model, curvature=fitted, forget=cast(networks.forgotten()), retained=cast(networks.retained()),
+        held_out=cast(torch.arange(networks.TRAINED, 1797)), lengths=[0.3], epochs=1,
+    )  # fmt: skip
+    assert isinstance(done.model, nn.DataParallel)
+    assert {value.dtype for value in done.model.state_dict().values()} == {dtype, torch.int64}
+    ((x, y),) = cast(networks.forgotten())
+    right = float((done.model(x).argmax(1) == y).double().mean())
+    assert right == pytest.approx(done.trials[0].seen.forgotten, abs=2.5 / len(y))  # worked on in float32

@@ -28,7 +28,7 @@ from ssse.problem.batches import Batch, regroup, take_samples, without_weights
 from ssse.problem.labels import label_values
 from ssse.problem.loaders import Data
 from ssse.problem.losses import LossLike
-from ssse.problem.overlap import refuse_forgotten
+from ssse.problem.overlap import refuse_forgotten, refuse_unseen
 from ssse.problem.short_training import PASS, Trainee, Training
 from ssse.system.progress import bar, say
 
@@ -174,9 +174,9 @@ def erase_and_repair(
         lengths: of the step over ‖θ‖ that may be tried. start: the first of them.
 
     Raises:
-        Refused: there is no direction to go, or not one of this model. InvalidData: S is among the retained samples, or
-            a class of S has no held-out sample. InvalidSetting: the loss is not cross_entropy. Diverged: the repair
-            did, at every length that was tried.
+        Refused: there is no direction to go, or not one of this model. InvalidData: S is among the retained or the
+            held-out samples, or a class of S has no held-out sample. InvalidSetting: the loss is not cross_entropy.
+        Diverged: the repair did, at every length that was tried.
     """
     started = time.perf_counter()
     tried = _check_lengths(lengths, start)
@@ -195,6 +195,7 @@ def erase_and_repair(
     settings = repair_training(training, trainee.count, **own)
     splits = Splits.of(trainee, forget, held_out, curvature.n)
     refuse_forgotten([trainee.samples], splits.forgotten)
+    refuse_unseen(splits.held, splits.forgotten)
     found = search_lengths(
         trainee, splits, erasure.at, erasure.reach, settings, lengths=tried, start=start, seed=seed,
         autocast=autocast, progress=progress,
@@ -306,10 +307,15 @@ def walk(
 
 
 def _check_lengths(lengths: Sequence[float], start: float) -> list[float]:
-    given = sorted({float(one) for one in lengths})
+    try:
+        given = sorted({float(one) for one in lengths})
+    except (TypeError, ValueError):  # one number, or what is none
+        given = []
     if not given or not all(0 < one < math.inf for one in given):
-        raise InvalidSetting(f"lengths are those of the step over ‖θ‖, positive numbers such as 0.5; not {lengths!r}.")
-    if not 0 < start < math.inf:
+        raise InvalidSetting(
+            f"lengths are those of the step over ‖θ‖, positive numbers such as (0.35, 0.5); not {lengths!r}."
+        )
+    if not isinstance(start, (int, float)) or not 0 < start < math.inf:
         raise InvalidSetting(f"start must be a positive number, the first of the lengths to try, not {start!r}.")
     return given
 

@@ -91,16 +91,18 @@ class Study:
 
     def steps(self, seed: int, rows: Rows = "margin") -> tuple[dict[str, Tensor], Numbers]:
         """The direction of every request, at ε = 1; and of the fit and each request its seconds and its residual."""
-        told: dict[str, Any] = {}
-        key = self.step_key(seed, rows)
+        key, cache = self.step_key(seed, rows), self.settings.cache
+        solver = self._solve_projected if self.form.projected else self._solve
+        solved: dict[str, Tensor] = {}
 
-        def make() -> dict[str, Tensor]:
-            solve = self._solve_projected if self.form.projected else self._solve
-            directions, told["numbers"] = solve(self.twins[seed], rows)
-            return directions
+        def solve() -> Numbers:
+            directions, told = solver(self.twins[seed], rows)
+            solved.update(cache.tensors(key, lambda: directions))
+            return told
 
-        directions = self.settings.cache.tensors(key, make)
-        numbers = self.settings.cache.numbers(f"{key}-told", lambda: told.get("numbers", {}))
+        # The directions are there before what is told of them: another process, or the next run, never has half of it.
+        numbers = cache.numbers(f"{key}-told", solve)
+        directions = solved or cache.tensors(key, lambda: solver(self.twins[seed], rows)[0])
         return {words: value.to(self.ground.x.device) for words, value in directions.items()}, numbers
 
     def step_key(self, seed: int, rows: Rows = "margin") -> str:
