@@ -29,7 +29,6 @@ import ssse
 from network_problems import TO_CHOOSE, Net, Split, nets, requests, splits, train
 from record import Report, run_alone
 from ssse.erasure.networks import TRUSTED_MARGINS, TRUSTED_MARGINS_OF_PROBE
-from ssse.errors import Refused
 
 Quality = Literal["good", "usable", "harmful"]
 QUALITIES: tuple[Quality, ...] = ("good", "usable", "harmful")
@@ -165,8 +164,9 @@ def fit(model: nn.Module, data: Split, net: Net, rows: Any) -> ssse.Curvature:
     with warnings.catch_warnings():  # of a weight decay that a network which was trained badly contradicts
         warnings.simplefilter("ignore", ssse.DoubtfulSetting)
         return ssse.Curvature.fit(
-            model, "cross_entropy", [(data.x, data.y)], rows=rows, weight_decay=net.decay, progress=False, n=len(data.y)
-        )
+            model, "cross_entropy", [(data.x, data.y)], rows=rows, weight_decay=net.decay, n=len(data.y),
+            structure="lowrank" if rows == "margin" else "auto", progress=False,
+        )  # fmt: skip
 
 
 def groups(data: Split, forget: Tensor, stays: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
@@ -184,23 +184,17 @@ def groups(data: Split, forget: Tensor, stays: Tensor) -> dict[str, tuple[Tensor
 def case(
     data: Split, net: Net, request: str, forget: Tensor, curvature: ssse.Curvature, setting: Setting, truth: Truth
 ) -> Case:
-    def erased(**how: Any) -> ssse.Erasure:
-        some = [(data.x[forget], data.y[forget])]
-        return ssse.erase(truth.before, curvature, forget=some, scale=setting.scale, progress=False, **how)
-
-    def said(**how: Any) -> str:
-        try:
-            return erased(**how).diagnostics.verdict
-        except Refused:
-            return "refused"
-
     probe = [(data.held_x[::2], data.held_y[::2])]  # networks are compared on the others
-    forced = erased(override=ssse.BOUNDS, probe=probe)  # what would have been taken, measured as the others
+    forced = ssse.erase(  # what is refused is measured as the others
+        truth.before, curvature, forget=[(data.x[forget], data.y[forget])], scale=setting.scale, probe=probe,
+        override=ssse.BOUNDS, progress=False,
+    )  # fmt: skip
     found = forced.diagnostics
     quality, distance, floor, lost = truth.judged(forced.model)
+    alone = "refused" if set(found.overridden) - {"probe"} else "caution"  # nothing else looks at a probe
     return Case(
         data.name, net.name, request, setting.rows, setting.damping, setting.scale, len(forget), len(data.y),
-        "refused" if found.overridden else found.verdict, said(), quality, distance, floor, lost,
+        "refused" if found.overridden else found.verdict, alone, quality, distance, floor, lost,
         bool(found.probe_worse), found.relative_step, found.margin_error, found.probe_margin_error, found.imbalance,
         found.leverage_max,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ssse
+from ssse.errors import InvalidData
 from tests.support import dense, problems
 
 DECAY = 1e-2
@@ -122,3 +124,43 @@ def test_a_step_twenty_times_too_long_is_seen_by_its_margins():
     assert errors[1] > 5 * errors[0]
     assert found.verdict == "caution"
     assert any("margins of the forgotten samples moved" in reason for reason in found.reasons)
+
+
+def test_a_probe_is_handed_over_once_and_looked_at_by_every_request(tmp_path):
+    sample = unseen("binary_cross_entropy")
+    probe = sample.part(slice(40, 80))
+    fit(sample).with_probe(probe).save(tmp_path / "kept")
+    model, curvature = sample.model, ssse.Curvature.load(tmp_path / "kept")
+    for i in range(2):
+        forget = sample.part(slice(2 * i, 2 * i + 2))
+        kept = ssse.erase(model, curvature, forget=forget)
+        given = ssse.erase(model, replace(curvature, probe=None), forget=forget, probe=probe)
+        assert kept.diagnostics.probe_samples == 40
+        assert replace(kept.diagnostics, seconds=None) == replace(given.diagnostics, seconds=None)
+        another = ssse.erase(model, curvature, forget=forget, probe=sample.part(slice(70, 80)))
+        assert another.diagnostics.probe_samples == 10  # what is passed goes before what is kept
+        model, curvature = kept.model, kept.curvature
+
+
+@pytest.mark.parametrize("form", ["tensor", "several", "names"])
+def test_a_kept_probe_is_stored_in_the_form_it_had(tmp_path, form):
+    x, y = torch.arange(12.0).view(6, 2), torch.arange(6)
+    inputs = {"tensor": x, "several": (x, x + 1), "names": {"a": x, "b": x + 1}}[form]
+    batches = [(inputs, y), (inputs, y + 1)]
+    sample = unseen("mse")
+    fit(sample).with_probe(batches).save(tmp_path / "kept")
+    x.zero_()  # theirs; ours is a copy
+    found = ssse.Curvature.load(tmp_path / "kept").probe
+    assert found is not None
+    assert found.count == 12
+    got, labels = found.batches[1]
+    assert torch.equal(labels, y + 1)
+    assert type(got) is type(inputs)
+    values = list(got.values()) if isinstance(got, dict) else list(got) if isinstance(got, tuple) else [got]
+    assert [float(value.sum()) for value in values] == [66.0, 78.0][: len(values)]
+
+
+def test_a_probe_that_is_empty_is_not_kept():
+    sample = unseen("mse")
+    with pytest.raises(InvalidData, match="The probe is empty; there is nothing to keep"):
+        fit(sample).with_probe([])

@@ -230,7 +230,8 @@ def erase(
             order and grouping of the same requests gives the same model (at the scale of the last).
         data: the training data, for structure="matrix_free" only; the forgotten samples among it.
         probe: batches of samples that should keep working, such as held-out ones of the classes that stay. They are
-            looked at under both models, and a step that ruins them is refused.
+            looked at under both models, and a step that ruins them is refused; of a network the verdict "ok" needs
+            them. If not given, those that the curvature keeps (`Curvature.with_probe`).
         override: bounds (`ssse.BOUNDS`) that are not to refuse the step; a refusal says which it breaks. The verdict is
             then "caution", with the reasons of the refusal first. Overriding one bound does not override another, and
             where there is no step to take (NaN, samples that were never there) it stays refused.
@@ -355,9 +356,10 @@ def erase_from(
         margin_error=_margin_error(request.problem, erased_problem, samples.batches, theta - origin),
         seconds=time.perf_counter() - started,
     )
-    probe = None if probe is None else as_batches(probe, curvature.label_key)
+    kept = None if curvature.probe is None else curvature.probe.batches
+    looked_at = kept if probe is None else as_batches(probe, curvature.label_key)
     tangent = None if problem.linear is not None else Tangent(request.problem, erased_problem, theta - origin)
-    health = None if probe is None else look_at(probe, problem, erased_problem, samples, curvature.n, tangent)
+    health = None if looked_at is None else look_at(looked_at, problem, erased_problem, samples, curvature.n, tangent)
     if health is not None:
         error = None if tangent is None else tangent.error
         diagnostics = replace(diagnostics, **health.numbers(), probe_margin_error=error)
