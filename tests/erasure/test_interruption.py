@@ -135,7 +135,7 @@ def test_out_of_a_loss_of_your_own():
             raise KeyboardInterrupt
         return torch.nn.functional.cross_entropy(z, y)
 
-    curvature = fit(sample, loss=loss)
+    curvature = fit(sample, loss=loss, damping=0.3)
     before = snapshot(sample.model), held(curvature), switches()
 
     def erase() -> ssse.Erasure:
@@ -177,7 +177,7 @@ def stages_of(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> list[
 
 def test_the_stages_of_a_request_are_shown(monkeypatch):
     sample = problems.mlp()
-    curvature = fit(sample, structure="dense")
+    curvature = fit(sample, structure="dense", damping=0.3)
     shown = stages_of(monkeypatch, lambda: ssse.erase(sample.model, curvature, forget=sample.part(slice(0, 3))))
     assert shown == [
         ["erasing", None, 0], ["rows of the samples to forget", 3, 3], ["solving", 0, 0], ["looking at the step", 0, 0],
@@ -215,7 +215,7 @@ def test_conjugate_gradients_show_every_step_its_residual_and_how_far_it_is(monk
 def test_a_terminal_shows_the_bar_before_the_first_sample_is_read(monkeypatch):
     screen, sample = StringIO(), problems.mlp()
     monkeypatch.setattr(progress, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=100))
-    curvature = fit(sample)
+    curvature = fit(sample, damping=0.3)
 
     def samples() -> Iterator[tuple[Tensor, Tensor]]:
         assert "erasing" in screen.getvalue()

@@ -18,6 +18,7 @@ from ssse.curvature.choices import STORED, Choice, StructureName, as_choice
 from ssse.curvature.decay import Circumstances, estimate_decay, note_on_decay
 from ssse.curvature.estimates import Plan, Wanted
 from ssse.curvature.fit import Fitted, fit_structure, prepare
+from ssse.curvature.kept_probe import KeptProbe
 from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.structure import Structure
 from ssse.errors import BrokenArtefact, DoubtfulSetting, InvalidData, InvalidSetting
@@ -69,6 +70,7 @@ class Curvature:
         known. chosen, reason: the plan of the fit, and why that one. notes: what else one should know.
         scores: how firmly the scores of a linear model's samples are held; None of others, and where not known.
         scale: ε as `ssse.calibrate` chose it, None before. calibrated: from what evidence, and for which update.
+        probe: samples that every request looks at, where some were handed over (`with_probe`).
     """
 
     structure: Structure
@@ -97,6 +99,7 @@ class Curvature:
     soft: bool = False  # whether their labels were class probabilities
     label_key: str | None = None  # under which batches that are mappings have their labels; None: a usual name
     group: int = 1024
+    probe: KeptProbe | None = None
 
     @classmethod
     def fit(
@@ -244,6 +247,15 @@ class Curvature:
         """The same curvature with an ε that `ssse.erase` uses unless it is told another; of one kind of update only."""
         return replace(self, calibrated=Calibrated(check_scale(scale), source, leave_out, residual))
 
+    def with_probe(self, data: Data) -> Curvature:
+        """The same curvature, which keeps these samples: `ssse.erase` looks at them where no `probe=` is passed, and so
+        do all requests after it.
+
+        Inputs and labels are kept as they are, here and in the folder that `save` writes; a `probe=` of `ssse.erase` is
+        not kept anywhere. What a request forgets is not to be among them.
+        """
+        return replace(self, probe=KeptProbe.of(as_batches(data, self.label_key)))
+
     @property
     def scale(self) -> float | None:
         return None if self.calibrated is None else self.calibrated.scale
@@ -274,6 +286,8 @@ class Curvature:
         if self.joint is not None:
             tensors["joint_theta"] = self.joint.theta
             tensors["joint_removed_gradient"] = self.joint.removed_gradient
+        if self.probe is not None:
+            tensors |= self.probe.tensors()
         write_folder(folder, CURVATURE, tensors, self._manifest())
 
     @classmethod
@@ -310,6 +324,7 @@ class Curvature:
             "soft": self.soft,
             "label_key": self.label_key,
             "group": self.group,
+            **({} if self.probe is None else {"probe": self.probe.forms()}),
             "chosen": self.chosen,
             "reason": self.reason,
             "notes": list(self.notes),
@@ -321,6 +336,7 @@ class Curvature:
         names, shapes = tuple(model["names"]), tuple(tuple(shape) for shape in model["shapes"])
         linear = None if manifest["linear"] is None else LinearShape(**manifest["linear"])
         gradient = tensors.pop("gradient", None)
+        probe = KeptProbe.restored(tensors, manifest["probe"]) if manifest.get("probe") else None
         joint = None
         if manifest["joint"] is not None:
             theta, removed = tensors.pop("joint_theta"), tensors.pop("joint_removed_gradient")
@@ -352,6 +368,7 @@ class Curvature:
             soft=manifest.get("soft", False),
             label_key=manifest.get("label_key"),
             group=manifest["group"],
+            probe=probe,
         )
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ from ssse.curvature.structure import LeftOut
 from ssse.erasure.copies import note_on_copies
 from ssse.erasure.request import Samples
 from ssse.problem.batch_statistics import statistics_layers
-from ssse.problem.losses import Response
+from ssse.problem.losses import NAMED, Response
 from ssse.problem.problem import Problem
 from ssse.verdict import TRUSTED_LEVERAGE, Assessment, distrust, number
 
@@ -55,7 +55,11 @@ class Diagnostics(Assessment):
             not at hand to multiply with ("recurrence").
         reweight_rounds: Newton's steps on the linearised problem that were taken (`reweight=`); 0 is the one step.
         reweight_gradient: what they left of the gradient of that problem, over what it was at θ*; None without them.
-        verdict: "ok" means that the step is Newton's for a model linear in θ, and that its measures agree.
+        margin_error: of a network, ‖φ(θ̂) − φ(θ*) − ∇φ·u‖/‖∇φ·u‖ over the margins φ of S (`ssse.erasure.tangent`): by
+            how much they moved otherwise than its tangent at θ* says; None where it is not known.
+        probe_margin_error: the same over the samples of the probe.
+        verdict: "ok" means that the step is Newton's for a model linear in θ and that its measures agree; of a network
+            that it is Newton's for its tangent, which was seen to hold (`ssse.erasure.networks`).
 
     The others are as of `Assessment`.
     """
@@ -79,6 +83,8 @@ class Diagnostics(Assessment):
     solve_residual: float | None = None
     reweight_rounds: int = 0
     reweight_gradient: float | None = None
+    margin_error: float | None = None
+    probe_margin_error: float | None = None
 
     @property
     def imbalance(self) -> float | None:
@@ -184,13 +190,13 @@ def _too_many(gone: int, total: int) -> str:
 
 
 def doubts(measured: Diagnostics, curvature: Curvature) -> list[str]:
-    """Why even a perfectly computed step is not the Newton step, on the leave-k-out loss, of a model linear in θ."""
+    """Why even a perfectly computed step is not the Newton step, on the leave-k-out loss, of a model linear in θ or of
+    a network's tangent."""
     reasons = []
-    if curvature.linear is None:
-        reasons.append("The model is not linear in θ: the step is an approximation without a guarantee.")
-    elif measured.response == "unknown":
+    own = curvature.loss not in NAMED if curvature.linear is None else measured.response == "unknown"
+    if own:
         reasons.append("The loss is a function of your own: how its curvature changes along the step is not known.")
-    elif curvature.scores is None and measured.response != "constant":
+    elif curvature.linear is not None and curvature.scores is None and measured.response != "constant":
         reasons.append(
             "This curvature was fitted by an earlier version, or is of rows of mini-batches: how far the samples that "
             "stay move is not known. Fit it again."

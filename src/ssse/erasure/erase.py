@@ -20,12 +20,14 @@ from ssse.curvature.matrix_free import MatrixFreeStructure
 from ssse.erasure.bounds import check_override
 from ssse.erasure.diagnostics import Diagnostics, doubts, judge, notes_on
 from ssse.erasure.health import worsening
+from ssse.erasure.networks import distrust_network
 from ssse.erasure.policy import Policy
 from ssse.erasure.probe import look_at
 from ssse.erasure.refusal import refusal_of
 from ssse.erasure.request import Samples, check_settings, matching_view, read_matching
 from ssse.erasure.solving import check_reweight, gradient_sum, refuse_impossible, samples_at_origin, solve_request
 from ssse.erasure.stages import Stages, showing
+from ssse.erasure.tangent import Tangent
 from ssse.erasure.trust import Step, Trust, measure_swings, measure_trust, trust_by_swing
 from ssse.errors import DoesNotFit, InvalidSetting, Refused
 from ssse.problem.batch_statistics import statistics_layers
@@ -228,7 +230,8 @@ def erase(
             order and grouping of the same requests gives the same model (at the scale of the last).
         data: the training data, for structure="matrix_free" only; the forgotten samples among it.
         probe: batches of samples that should keep working, such as held-out ones of the classes that stay. They are
-            looked at under both models, and a step that ruins them is refused.
+            looked at under both models, and a step that ruins them is refused; of a network the verdict "ok" needs
+            them. If not given, those that the curvature keeps (`Curvature.with_probe`).
         override: bounds (`ssse.BOUNDS`) that are not to refuse the step; a refusal says which it breaks. The verdict is
             then "caution", with the reasons of the refusal first. Overriding one bound does not override another, and
             where there is no step to take (NaN, samples that were never there) it stays refused.
@@ -350,18 +353,23 @@ def erase_from(
         bend=trust.bend,
         residual_step=_residual_step(curvature, scale * solved.solution),
         predicted_change=float(slope.double() @ (theta - origin).double()) / samples.count,
+        margin_error=_margin_error(request.problem, erased_problem, samples.batches, theta - origin),
         seconds=time.perf_counter() - started,
     )
-    probe = None if probe is None else as_batches(probe, curvature.label_key)
-    health = None if probe is None else look_at(probe, problem, erased_problem, samples, curvature.n)
+    kept = None if curvature.probe is None else curvature.probe.batches
+    looked_at = kept if probe is None else as_batches(probe, curvature.label_key)
+    tangent = None if problem.linear is not None else Tangent(request.problem, erased_problem, theta - origin)
+    health = None if looked_at is None else look_at(looked_at, problem, erased_problem, samples, curvature.n, tangent)
     if health is not None:
-        diagnostics = replace(diagnostics, **health.numbers())
+        error = None if tangent is None else tangent.error
+        diagnostics = replace(diagnostics, **health.numbers(), probe_margin_error=error)
         if not health.finite:
             raise Refused(diagnostics.refused("The erased model's loss on the probe is NaN or infinite."))
     broken, advice = refusal_of(diagnostics, curvature, health)
     if broken.keys() - overridden:
         raise Refused(diagnostics.breaking(broken).refused(*broken.values(), *advice))
-    reasons = judge(diagnostics) + doubts(diagnostics, curvature) + ([] if solved.converged else [f"{solved.note}."])
+    reasons = [] if curvature.linear is not None else distrust_network(diagnostics)
+    reasons += judge(diagnostics) + doubts(diagnostics, curvature) + ([] if solved.converged else [f"{solved.note}."])
     worse = [] if health is None else worsening(health)
     diagnostics = diagnostics.judged(reasons + ([] if "probe" in broken else worse))
     if health is not None:
@@ -427,6 +435,16 @@ def _curvature_after(
         mean_loss=None,
         joint=JointState(origin, removed, leave_out, samples_at_origin(curvature)) if joint else None,
     )
+
+
+def _margin_error(before: Problem, after: Problem, batches: list[Batch], u: Tensor) -> float | None:
+    """On S, of a network; a model linear in θ is its tangent."""
+    if before.linear is not None:
+        return None
+    tangent = Tangent(before, after, u)
+    for batch in batches:
+        tangent.look(batch)
+    return tangent.error
 
 
 def _residual_step(curvature: Curvature, step: Tensor) -> float | None:

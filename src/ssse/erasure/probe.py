@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ssse.erasure.health import Health, Seen, staying
 from ssse.erasure.request import Samples
+from ssse.erasure.tangent import Tangent
 from ssse.errors import InvalidData
 from ssse.problem.batches import check_repeatable, read_batch, without_weights
 from ssse.problem.labels import label_values
@@ -21,8 +22,11 @@ from ssse.problem.soft_labels import SoftCrossEntropy
 from ssse.problem.weighted_loss import unweighted
 
 
-def look_at(probe: Iterable[Any], before: Problem, after: Problem, samples: Samples, n: int) -> Health:
+def look_at(
+    probe: Iterable[Any], before: Problem, after: Problem, samples: Samples, n: int, tangent: Tangent | None = None
+) -> Health:
     """Both models on the probe, whose samples count once each. `samples`: those to forget, of the n that there were.
+    `tangent`: shown the same samples.
 
     Raises:
         InvalidData: the probe is empty, or cannot be samples of this model.
@@ -38,6 +42,8 @@ def look_at(probe: Iterable[Any], before: Problem, after: Problem, samples: Samp
         looked.check_labels(y)
         parts.append([_seen(looked.loss, problem.forward(x)[0], y) for problem in (before, after)])
         labels.append(_classes(looked.loss, y))
+        if tangent is not None:
+            tangent.look((x, y))
     if looked is None:
         raise InvalidData("The probe is empty. Leave probe= out, or give it samples that should keep working.")
     count: np.ndarray | slice = slice(None)

@@ -6,6 +6,7 @@ from ssse.curvature.curvature import Curvature
 from ssse.curvature.decay import as_setting
 from ssse.erasure.diagnostics import LARGE_RESIDUAL, Diagnostics
 from ssse.erasure.health import Health, ruin
+from ssse.erasure.networks import beyond_tangent
 from ssse.problem.token_losses import TOKEN_LOSSES
 from ssse.verdict import TRUSTED_LEVERAGE, Bound, too_many_at_once
 
@@ -52,7 +53,7 @@ def refusal_of(
     found: dict[Bound, list[str]] = {
         "stationarity": contradicted(measured, curvature),
         "share": [many] if (many := too_many_at_once(measured.k, measured.n)) else [],
-        "step": impossible(measured, curvature),
+        "step": impossible(measured, curvature) or beyond_tangent(measured),
         "leverage": blind(measured, curvature),
         "probe": [] if health is None else ruin(health),
     }
