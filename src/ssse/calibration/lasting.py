@@ -28,7 +28,7 @@ from ssse.problem.batches import Batch, regroup, take_samples, without_weights
 from ssse.problem.labels import label_values
 from ssse.problem.loaders import Data
 from ssse.problem.losses import LossLike
-from ssse.problem.overlap import refuse_forgotten, refuse_unseen
+from ssse.problem.overlap import refuse_forgotten, refuse_forgotten_held_out
 from ssse.problem.short_training import PASS, Trainee, Training
 from ssse.system.progress import bar, say
 
@@ -195,7 +195,7 @@ def erase_and_repair(
     settings = repair_training(training, trainee.count, **own)
     splits = Splits.of(trainee, forget, held_out, curvature.n)
     refuse_forgotten([trainee.samples], splits.forgotten)
-    refuse_unseen(splits.held, splits.forgotten)
+    refuse_forgotten_held_out(splits.held, splits.forgotten)
     found = search_lengths(
         trainee, splits, erasure.at, erasure.reach, settings, lengths=tried, start=start, seed=seed,
         autocast=autocast, progress=progress,

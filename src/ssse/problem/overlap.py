@@ -24,7 +24,7 @@ def refuse_forgotten(retained: Iterable[Batch], forgotten: Iterable[Batch]) -> N
         )
 
 
-def refuse_unseen(held_out: Iterable[Batch], forgotten: Iterable[Batch]) -> None:
+def refuse_forgotten_held_out(held_out: Iterable[Batch], forgotten: Iterable[Batch]) -> None:
     """Samples that were forgotten were trained on before: what they should be like, they cannot tell themselves.
 
     Raises:

@@ -104,7 +104,9 @@ class ProjectedKernel:
     theta: Tensor
 
     @classmethod
-    def fit(cls, model: nn.Module, x: Tensor, y: Tensor, projection: Projection, progress: bool = False):
+    def fit(
+        cls, model: nn.Module, x: Tensor, y: Tensor, projection: Projection, progress: bool = False
+    ) -> ProjectedKernel:
         rows, phi = projected_rows(model, x, y, projection, progress)
         along = torch.cat([_along(model, *part) for part in _parts(x, y)]).double()
         theta = torch.cat([p.detach().flatten() for p in model.parameters()]).double()
