@@ -8,13 +8,13 @@ import math
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import ssse
-from ssse.calibration.lasting import LENGTHS, START, LastingErasure, Seen, Splits, Trial, _reasons, shortfall
+from ssse.calibration.lasting import LastingErasure, _reasons
+from ssse.calibration.lengths import LENGTHS, START, Seen, Splits, Trial, shortfall
 from ssse.errors import Diverged, InvalidData, InvalidSetting, ModelMismatch
 from ssse.problem.short_training import Trainee
 from tests.support import digit_networks as networks
@@ -162,7 +162,8 @@ def test_all_right_on_both_sides_is_known_to_the_last_place():
     forget, held_out = samples("0012", "0012", 1), samples("012" * 17 + "00", "012" * 17 + "00", 2)
     trainee = Trainee.of(by_hand(), "cross_entropy", samples("012" * 20, "012" * 20))
     splits = Splits.of(trainee, forget, held_out, 64)
-    seen = Seen(1.0, float(np.nextafter(1, 2)), 1.0, 1.0)
+    seen = splits.look(trainee)
+    assert 1 - 1e-12 < seen.expected <= 1
     assert _reasons(Trial(0.5, 1.0, seen, seen, 0.0, 0.0), seen, splits, [0.5]) == []
     for count in (1, 7, 11):
         done = still(samples("012" * 20, "012" * 20), forget, samples("012" * count, "012" * count, 2))

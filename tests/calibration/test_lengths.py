@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from ssse.calibration.lasting import Seen, Splits, Trial, losses_of, shortfall, walk
+from ssse.calibration.lengths import Seen, Splits, Trial, losses_of, shortfall, walk
 from ssse.errors import InvalidData
 from ssse.problem.short_training import Trainee
 from tests.support.known_networks import by_hand, samples

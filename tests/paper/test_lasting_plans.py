@@ -320,10 +320,8 @@ def test_a_diverged_setting_of_an_opponent_is_never_the_best_of_its_grid():
 
 
 # What the plans do not do as the library. No form of the study meets the first two; the last, the digits alone.
-SMALL = "plans count a sample 1/batch even where all samples are fewer than a batch"
 
 
-@pytest.mark.xfail(strict=True, reason=SMALL)
 @pytest.mark.parametrize("name", ["neggrad_plus", "random_labels"])
 def test_fewer_samples_than_a_batch(name):
     case = a_case(form=replace(FORM, recipe=replace(RECIPE, batch=128)))
@@ -336,23 +334,8 @@ def test_fewer_samples_than_a_batch(name):
     assert_same(ours, theirs.model)
 
 
-@pytest.mark.xfail(strict=True, reason="a cycle of one step is its end, where the rate is next to nothing")
 def test_a_repair_of_one_step():
     case = a_case(form=replace(FORM, recipe=replace(RECIPE, batch=64, epochs=1)))
     trainee = Trainee.of(case.original, LOSS, retained(case))
     trainee.train(case.repairing, progress=False)
     assert_same(lane(case, plans.repair_plan(case)), trainee.problem.model)
-
-
-@pytest.mark.xfail(strict=True, reason="max-steps of SCRUB repeat samples of an S that is smaller than a batch")
-def test_scrub_with_fewer_samples_than_a_batch():
-    case = a_case(8)
-    settings: Any = {"learning_rate": 0.02}
-    case = replace(case, removal=replace(case.removal, keep=case.removal.keep[:80]))
-    some = torch.cat([case.removal.keep, case.removal.forget])
-    data = [(case.ground.x[some], case.ground.y[some])]
-    theirs = baselines.scrub(
-        case.original, None, LOSS, case.forget, data=data, epochs=3, batch_size=SIZE, weight_decay=RECIPE.decay,
-        progress=False, **settings,
-    )  # fmt: skip
-    assert_same(lane(case, plans.scrub_plan(case, settings)), theirs.model)

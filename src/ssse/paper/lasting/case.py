@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssse.calibration.lasting import Seen, Splits, shortfall
+from ssse.calibration.lengths import Seen, Splits, shortfall
 from ssse.erasure.repair import repair_training
 from ssse.metrics.attacks import threshold_attack
 from ssse.metrics.gaps import divergences, mean_gap

@@ -14,14 +14,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ssse.calibration.lasting import START, Splits, Trial, losses_of, shortfall, walk
+from ssse.calibration.lengths import START, Splits, Trial, losses_of, shortfall, walk
 from ssse.curvature.choices import LowRank
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.erase import erase
 from ssse.errors import InvalidSetting
 from ssse.paper.cache import key_of
 from ssse.paper.lasting import case as cases
-from ssse.paper.lasting import lanes, methods, plans
+from ssse.paper.lasting import lanes, methods, plans, projected
 from ssse.paper.lasting.case import PASS, Case, Numbers
 from ssse.paper.lasting.networks import LOSS, Form, Ground, Twins, prepare, train_twins
 from ssse.paper.lasting.plans import OPPONENTS, Opponent
@@ -83,8 +83,8 @@ class Study:
         return dict(zip([case.words for case in self.cases[block.seed]], found, strict=True))
 
     def key(self, block: Block) -> str:
-        ours = (walk, shortfall, losses_of, Trial, Splits) if block.method == OURS else ()
-        rule = "".join(inspect.getsource(part) for part in ours)
+        judging = {OURS: (walk, shortfall, losses_of, Trial, Splits), ASCENT: (Splits,)}.get(block.method, ())
+        rule = [inspect.getsource(part) for part in judging] + [self.form.seeds]  # of which seed is followed
         repairs = [str(case.repairing) for case in self.cases[block.seed]]
         sources = (cases, methods, lanes, plans)
         return key_of(f"lasting-{block.method}", *self.base(block.seed), block.method, START, rule, repairs, *sources)
@@ -106,7 +106,8 @@ class Study:
         return {words: value.to(self.ground.x.device) for words, value in directions.items()}, numbers
 
     def step_key(self, seed: int, rows: Rows = "margin") -> str:
-        return key_of(f"steps-{rows}", *self.base(seed))
+        how = (projected,) if self.form.projected else ()
+        return key_of(f"steps-{rows}", *self.base(seed), *how)
 
     def chosen(self, opponent: Opponent) -> list[Numbers]:
         """Its settings for each request: tuned with the first seed on the first part of a class and the part of all."""

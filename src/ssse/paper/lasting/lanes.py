@@ -163,7 +163,9 @@ class _Lane:
         return graph
 
     def finite(self) -> bool:
-        return all(bool(torch.isfinite(tensor).all()) for tensor in (self.loss, *self.parameters))
+        return all(
+            bool(torch.isfinite(tensor).all()) for tensor in (self.loss, *self.parameters, *self.model.buffers())
+        )
 
 
 def _look(lane: _Lane, place: int, look: Look | None) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from ssse import baselines
-from ssse.calibration.lasting import START, Trial, walk
+from ssse.calibration.lengths import START, Trial, walk
 from ssse.errors import InvalidSetting
 from ssse.paper.lasting.case import Case, Numbers
 from ssse.paper.lasting.lanes import Look, train_lanes

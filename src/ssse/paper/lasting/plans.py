@@ -43,7 +43,7 @@ def cycle_plan(case: Case, training: Training, epochs: int) -> Plan:
         places,
         torch.full(places.shape, 1 / size, device=keep.device),
         case.ground.y,
-        recipe.cycle(len(places)),
+        _cycle(recipe, len(places)),
         training.weight_decay,
         nesterov=True,
         looks=tuple(steps * (epoch + 1) for epoch in range(epochs)),
@@ -66,7 +66,7 @@ def neggrad_plus_plan(case: Case, settings: Settings) -> Plan:
     count = max(1, len(keep) // size) * case.repairing.epochs
     down, up = _batches(keep, size, count), _batches(gone, size, count)
     places = torch.cat([down, up], dim=1)
-    weights = torch.full(places.shape, beta / size, device=places.device)
+    weights = torch.full(places.shape, beta / down.shape[1], device=places.device)
     weights[:, down.shape[1] :] = -(1 - beta) / up.shape[1]
     return _constant(case, places, weights, case.ground.y, settings)
 
@@ -78,7 +78,8 @@ def random_labels_plan(case: Case, settings: Settings) -> Plan:
     size = case.ground.form.recipe.batch
     everything = torch.cat([keep, gone])
     places = _batches(everything, size, max(1, len(everything) // size) * case.repairing.epochs)
-    return _constant(case, places, torch.full(places.shape, 1 / size, device=places.device), labels, settings)
+    weights = torch.full(places.shape, 1 / places.shape[1], device=places.device)
+    return _constant(case, places, weights, labels, settings)
 
 
 def salun_plan(case: Case, settings: Settings) -> Plan:
@@ -93,8 +94,7 @@ def scrub_plan(case: Case, settings: Settings) -> Plan:
     keep, gone = _places(case)
     down, up = max(1, len(keep) // size), max(1, len(gone) // size)
     most = settings.get("max_epochs", min(3, epochs))
-    fewer = min(size, len(gone))
-    if fewer < size:  # a batch has the same size throughout: of few samples it repeats some
+    if len(gone) < size:  # a batch has the same size throughout: of few samples it repeats some
         gone = gone.repeat(math.ceil(size / len(gone)))
     taught, shown = _batches(gone, size, up * most), _batches(keep, size, down * epochs)
     places, own, apart = [], [], []
@@ -136,6 +136,13 @@ OPPONENTS = (
     Opponent("labels", "random labels", random_labels_plan, _RATES),
     Opponent("salun", "SalUn", salun_plan, _RATES),
 )
+
+
+def _cycle(recipe: Recipe, steps: int) -> Tensor:
+    """A cycle of one step would be its end, where the rate is next to nothing."""
+    if steps == 1:
+        return torch.tensor([[recipe.rate, recipe.momentum]], dtype=torch.float64)
+    return recipe.cycle(steps)
 
 
 def _places(case: Case) -> tuple[Tensor, Tensor]:

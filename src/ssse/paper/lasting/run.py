@@ -131,4 +131,4 @@ def _floors(study: Study) -> dict[str, float]:
                 gaps.setdefault(case.words, []).append(case.measure(twin.retrained)["gap"])
         return {words: float(np.mean(values)) for words, values in gaps.items()}
 
-    return study.settings.cache.numbers(key_of("lasting-floors", *study.base(0)), make)
+    return study.settings.cache.numbers(key_of("lasting-floors", len(seeds), *study.base(0)), make)
