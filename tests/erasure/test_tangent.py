@@ -14,6 +14,7 @@ from ssse.erasure.diagnostics import Diagnostics
 from ssse.erasure.networks import TRUSTED_MARGINS, TRUSTED_MARGINS_OF_PROBE, beyond_tangent, distrust_network
 from ssse.errors import InvalidData
 from tests.support import dense, problems
+from tests.support.refusals import refused
 
 DECAY = 1e-2
 
@@ -174,7 +175,7 @@ def test_a_step_past_the_tangent_is_refused_and_can_be_overridden():
     curvature, forget = fit(sample, rows="expected"), sample.part(slice(0, 2))
     scale = 1.3 / ssse.erase(sample.model, curvature, forget=forget, override=("step",)).reach
     with pytest.raises(
-        ssse.Refused, match="1.3 times as long as θ.*far past where the network is the tangent"
+        ssse.Refused, match=r"1\.3 times as long as θ.*far past where the network is the tangent"
     ) as caught:
         ssse.erase(sample.model, curvature, forget=forget, scale=scale)
     assert caught.value.diagnostics.broken == ("step",)
@@ -220,3 +221,10 @@ def test_a_probe_that_is_empty_is_not_kept():
     sample = unseen("mse")
     with pytest.raises(InvalidData, match="The probe is empty; there is nothing to keep"):
         fit(sample).with_probe([])
+
+
+def test_what_is_to_be_forgotten_may_not_be_kept_as_a_probe():
+    sample = unseen("mse")
+    curvature = fit(sample).with_probe(sample.part(slice(38, 80)))
+    with refused(InvalidData, "2 of the samples to forget are in the probe that the curvature keeps", sample.model):
+        ssse.erase(sample.model, curvature, forget=sample.part(slice(35, 40)))
