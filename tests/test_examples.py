@@ -92,6 +92,19 @@ def test_head_of_a_network(run):
     assert nines_after < 0.7 * nines
 
 
+def test_network_that_forgets(run):
+    printed = run("network_that_forgets.py")
+    memory = {
+        name: numbers_after(name, printed)[0]
+        for name in ("original", "after gradient ascent", "the same, repaired", "after step and repair", "retrained")
+    }
+    assert memory["original"] > 95
+    assert memory["the same, repaired"] > memory["after gradient ascent"] + 20  # hidden, and back
+    assert memory["after step and repair"] < (memory["original"] + memory["retrained"]) / 2  # erased, for the most part
+    along = numbers_after("step and repair", printed)
+    assert along[-1] < along[0] + 10
+
+
 def test_refine_a_class(run):
     printed = run("refine_a_class.py")
     far = {label: numbers_after(label, printed)[-2:] for label in ("trained", "erased", "refined, 10 steps")}

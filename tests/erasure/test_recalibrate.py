@@ -178,6 +178,8 @@ def test_what_cannot_be():
         ssse.recalibrate(problems.mlp().model, [images()])
     with refused(InvalidData, "There are no samples", sample.model):
         ssse.recalibrate(sample.model, [])
+    with refused(InvalidData, "A batch holds no inputs", sample.model):
+        ssse.recalibrate(sample.model, [{}])
     with refused(InvalidData, "NaN or infinity", sample.model):
         ssse.recalibrate(sample.model, [images() * float("nan")])
     with refused(InvalidData, "The model fails on the first samples", sample.model):

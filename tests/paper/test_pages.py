@@ -299,7 +299,7 @@ def test_a_command_that_is_handed_over_loses_its_folders():
     ("name", "arguments", "says"),
     [
         ("celebA2", {}, "Did you mean 'celeba'"),
-        ("zzz", {}, "There are: illustrative, celeba, awa2, cifar10"),
+        ("zzz", {}, "There are: illustrative, celeba, awa2, cifar10, lasting"),
         ("awa2", {"scale": "big"}, "'auto', 'full' or 'small'"),
         ("awa2", {"scale": "full"}, "needs its data"),
         ("awa2", {"data": "not/there"}, "does not exist"),
@@ -316,7 +316,7 @@ def test_bad_arguments_are_refused_before_any_work(name, arguments, says, monkey
 
 
 def test_every_experiment_says_what_it_needs():
-    assert list(EXPERIMENTS) == ["illustrative", "celeba", "awa2", "cifar10"]
+    assert list(EXPERIMENTS) == ["illustrative", "celeba", "awa2", "cifar10", "lasting"]
     for name, spec in EXPERIMENTS.items():
         assert spec.name == name
         assert all((spec.title, spec.paper, spec.data, spec.memory, spec.time, spec.small))

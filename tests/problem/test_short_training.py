@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
-from ssse.errors import Diverged, InvalidData, InvalidSetting
+from ssse.errors import Diverged, InvalidData, InvalidModel, InvalidSetting
 from ssse.problem.labels import WeightedLabels
 from ssse.problem.short_training import Trainee, Training
 from tests.support import problems
@@ -165,8 +166,28 @@ def test_one_sample_has_no_variance():
         ({"learning_rate": float("nan")}, "learning_rate must be a positive number"),
         ({"weight_decay": -1e-4}, "weight_decay must be zero or positive"),
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1"),
+        ({"learning_rate": "0.1"}, "learning_rate must be a number, not '0.1'"),
+        ({"weight_decay": None}, "weight_decay must be a number, not None"),
+        ({"momentum": [0.9]}, "momentum must be a number"),
     ],
 )
 def test_settings_that_have_no_meaning(wrong, match):
     with pytest.raises(InvalidSetting, match=match):
         Training(**wrong)
+
+
+@pytest.mark.parametrize("seed", [None, 1.5, "1"])
+def test_a_seed_that_is_none(seed):
+    sample = problems.mlp()
+    with refused(InvalidSetting, "seed must be a whole number", sample.model):
+        Trainee.of(sample.model, sample.loss, sample.data).train(SHORT, seed=seed, progress=False)
+
+
+def test_what_is_no_model():
+    sample = problems.mlp()
+    wrong: Any = "model.pt"
+    with pytest.raises(InvalidModel, match=r"must be a torch.nn.Module, not a str"):
+        Trainee.of(wrong, sample.loss, sample.data)
+    trainee = Trainee.of(sample.model, sample.loss, sample.data)
+    with pytest.raises(InvalidModel, match=r"must be a torch.nn.Module, not a str"):
+        trainee.beside(wrong, sample.loss)

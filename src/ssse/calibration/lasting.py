@@ -22,12 +22,13 @@ from ssse.erasure.diagnostics import Diagnostics
 from ssse.erasure.erase import erase
 from ssse.erasure.health import NOISE, staying
 from ssse.erasure.repair import repair_training
-from ssse.errors import InvalidData, InvalidSetting
+from ssse.erasure.request import matching_loss
+from ssse.errors import Diverged, InvalidData, InvalidSetting
 from ssse.problem.batches import Batch, regroup, take_samples, without_weights
 from ssse.problem.labels import label_values
 from ssse.problem.loaders import Data
 from ssse.problem.losses import LossLike
-from ssse.problem.overlap import refuse_forgotten
+from ssse.problem.overlap import refuse_forgotten, refuse_forgotten_held_out
 from ssse.problem.short_training import PASS, Trainee, Training
 from ssse.system.progress import bar, say
 
@@ -67,7 +68,7 @@ class Trial:
         length: of the step over ‖θ‖; 0 is the original without step or repair. scale: ε of the same step.
         seen: after the repair. before_repair: right after the step, with the statistics as they were.
         shortfall: the gap to a retrained model as these samples tell it: the mean of |forgotten − expected| and of what
-            retained, staying and kin samples lost against the original.
+            retained, staying and kin samples lost against the original. worn: the most that one of these lost.
     """
 
     length: float
@@ -75,6 +76,17 @@ class Trial:
     seen: Seen
     before_repair: Seen
     shortfall: float
+    worn: float
+
+    @classmethod
+    def of(cls, length: float, scale: float, seen: Seen, before_repair: Seen, original: Seen) -> Trial:
+        lost = losses_of(seen, original)
+        return cls(length, scale, seen, before_repair, shortfall(seen, original), max(lost))
+
+    @property
+    def way(self) -> Literal[1, -1]:
+        """Which way a better length may lie: longer where S stands out by more than the model suffers."""
+        return 1 if self.seen.forgotten - self.seen.expected > self.worn else -1
 
 
 @dataclass(frozen=True)
@@ -84,7 +96,8 @@ class LastingErasure:
     Attributes:
         model: a new module in eval mode; the one passed in is untouched. No curvature fitted before belongs to it.
         verdict: "ok", or "caution" with the reasons: measured after the repair.
-        length, scale: of the step that was taken. trials: all that were tried: the curve it was decided from.
+        length, scale: of the step that was taken. trials: all that were tried: the curve it was decided from. Where the
+            repair diverged, the shortfall is infinite and what is seen is NaN.
         original: the model passed in, on the same samples. step: the diagnostics of the direction, at ε = 1.
         training: of each repair. epochs: of all of them together.
         resolution: the standard error of forgotten − expected, from so many samples.
@@ -106,13 +119,18 @@ class LastingErasure:
     def to_dict(self) -> dict[str, Any]:
         """All but the model, as JSON can hold it."""
         plain = replace(self, model=nn.Identity(), step=None)  # type: ignore[arg-type]
-        return asdict(plain) | {"model": None, "step": self.step.to_dict()}
+        none = {"seen": None, "shortfall": None}  # JSON has neither NaN nor infinity
+        trials = [asdict(trial) | (none if math.isinf(trial.shortfall) else {}) for trial in self.trials]
+        return asdict(plain) | {"model": None, "step": self.step.to_dict(), "trials": trials}
 
     def __str__(self) -> str:
         lines = [f"verdict: {self.verdict}", *(f"  because {reason}" for reason in self.reasons)]
         lines.append("length   S right  held-out  retained   staying  shortfall")
-        shown = [Trial(0.0, 0.0, self.original, self.original, math.nan), *self.trials]
+        shown = [Trial(0.0, 0.0, self.original, self.original, math.nan, 0.0), *self.trials]
         for trial in shown:
+            if math.isinf(trial.shortfall):
+                lines.append(f"{trial.length:6.2f}   the repair diverged")
+                continue
             seen, mark = trial.seen, " ←" if trial.length == self.length else ""
             points = "" if math.isnan(trial.shortfall) else f"{100 * trial.shortfall:10.2f}{mark}"
             shares = f"{seen.forgotten:9.1%} {seen.expected:9.1%} {seen.retained:9.1%} {seen.staying:9.1%}"
@@ -142,10 +160,10 @@ def erase_and_repair(
         done = ssse.erase_and_repair(model, curvature, "cross_entropy", forget, retained=rest, held_out=validation,
                                      training=ssse.Training(epochs=40, learning_rate=0.4))
 
-    The direction is that of `ssse.erase`. Lengths are tried from `start` on, longer ones where S is still better known
-    than held-out samples of its kind and shorter ones elsewhere, each repaired as `ssse.repair` does, until the
-    shortfall no longer falls; the length with the smallest is kept. Needs S, what stays and a few
-    held-out samples; nothing is retrained.
+    The direction is that of `ssse.erase`. Lengths are tried from `start` on, longer ones where S stands out from
+    held-out samples of its kind by more than the model suffers and shorter ones elsewhere, each repaired as
+    `ssse.repair` does, until the shortfall no longer falls; the length with the smallest is kept. Needs S, what stays
+    and a few held-out samples; nothing is retrained.
 
     Args:
         curvature: of the model; rows="margin", structure="lowrank" is what was measured to work.
@@ -156,23 +174,28 @@ def erase_and_repair(
         lengths: of the step over ‖θ‖ that may be tried. start: the first of them.
 
     Raises:
-        Refused: there is no direction to go, or not one of this model. InvalidData: S is among the retained samples, or
-            a class of S has no held-out sample. InvalidSetting: the loss is not cross_entropy, or all repairs diverged.
+        Refused: there is no direction to go, or not one of this model. InvalidData: S is among the retained or the
+            held-out samples, or a class of S has no held-out sample. InvalidSetting: the loss is not cross_entropy.
+        Diverged: the repair did, at every length that was tried.
     """
     started = time.perf_counter()
-    tried = _check_lengths(lengths)
+    tried = _check_lengths(lengths, start)
     own = {"epochs": epochs, "learning_rate": learning_rate}
     repair_training(training, 1, **own)  # what is wrong with them is said before anything is computed
-    erasure = erase(model, curvature, loss_fn, forget, scale=1.0, override=("step",), progress=progress)
-    trainee = Trainee.of(model, curvature.loss if loss_fn is None else loss_fn, retained, curvature.label_key)
-    if trainee.problem.loss.name != "cross_entropy":
+    loss = matching_loss(curvature, loss_fn)
+    if loss.name != "cross_entropy":
         raise InvalidSetting(
             f"erase_and_repair compares how many samples are right, for the loss cross_entropy, not "
-            f"{trainee.problem.loss.name}. Use ssse.erase with a scale of your own, then ssse.repair."
+            f"{loss.name}. Use ssse.erase with a scale of your own, then ssse.repair."
         )
+    erasure = erase(model, curvature, loss_fn, forget, scale=1.0, override=("step",), progress=progress)
+    if erasure.reach == 0:
+        raise InvalidSetting("The step for these samples is zero: the model has learnt nothing from them to erase.")
+    trainee = Trainee.of(model, curvature.loss if loss_fn is None else loss_fn, retained, curvature.label_key)
     settings = repair_training(training, trainee.count, **own)
     splits = Splits.of(trainee, forget, held_out, curvature.n)
     refuse_forgotten([trainee.samples], splits.forgotten)
+    refuse_forgotten_held_out(splits.held, splits.forgotten)
     found = search_lengths(
         trainee, splits, erasure.at, erasure.reach, settings, lengths=tried, start=start, seed=seed,
         autocast=autocast, progress=progress,
@@ -190,7 +213,7 @@ def erase_and_repair(
         step=erasure.diagnostics,
         training=settings,
         epochs=settings.epochs * len(found.trials),
-        resolution=splits.error(chosen.seen),
+        resolution=_error(splits, chosen.seen),
         seconds=time.perf_counter() - started,
     )
 
@@ -220,26 +243,42 @@ def search_lengths(
 ) -> Searched:
     """Repair the model at a few lengths of one step and keep the one with the smallest shortfall.
 
+    Where the repair of one diverges, a shorter one is tried; it is never kept.
+
     Args:
         trainee: the original and what stays. at: the model at a scale ε, a copy. reach: the length of the step at
             ε = 1 over ‖θ‖. lengths: ascending.
+
+    Raises:
+        Diverged: there is none whose repair did not.
     """
     original = splits.look(trainee)
 
     with bar("lengths", None, progress) as advance:
 
-        def attempt(length: float) -> tuple[Trial, nn.Module]:
+        def attempt(length: float) -> tuple[Trial, nn.Module | None]:
             advance(text=f"step of {length:g} ‖θ‖, then repair")
             candidate = _on(trainee, at(length / reach))
             before = splits.look(candidate)
-            candidate.train(settings, seed=seed, autocast=autocast, text="repair", progress=False)
+            try:
+                candidate.train(settings, seed=seed, autocast=autocast, text="repair", progress=False)
+            except Diverged:
+                advance(1)
+                nothing = Seen(math.nan, math.nan, math.nan, math.nan)
+                return Trial(length, length / reach, nothing, before, math.inf, 0.0), None
             done = _on(trainee, candidate.finish())
             seen = splits.look(done)
             advance(1)
-            return Trial(length, length / reach, seen, before, shortfall(seen, original)), done.given
+            return Trial.of(length, length / reach, seen, before, original), done.given
 
         say(f"at most {len(lengths)} lengths, {settings.epochs} epochs of repair for each", progress)
         (chosen, model), trials = walk(attempt, lengths, start)
+    if model is None:
+        tried = ", ".join(f"{trial.length:g}" for trial in trials)
+        raise Diverged(
+            f"The repair diverged after every step that was tried (lengths {tried}); nothing was changed. Use a "
+            f"smaller learning_rate than {settings.learning_rate:g}, or shorter lengths."
+        )
     return Searched(chosen, model, trials, original)
 
 
@@ -248,26 +287,36 @@ def walk(
 ) -> tuple[tuple[Trial, T], tuple[Trial, ...]]:
     """The attempt with the smallest shortfall, and all trials by length: from `start` on, until it no longer falls.
 
-    Longer where S is still better known than held-out samples of its kind, otherwise shorter. lengths: ascending.
+    Longer first where S stands out more than the model suffers, otherwise shorter; where that was no better than the
+    start, the other way. lengths: ascending.
     """
-    place: int | None = lengths.index(min(lengths, key=lambda one: abs(math.log(one / start))))
-    best, trials = attempt(lengths[place]), {}
-    found = best
-    while place is not None:
-        trials[place] = found[0]
-        best = found if found[0].shortfall < best[0].shortfall else best
-        seen = found[0].seen
-        other = place + (1 if seen.forgotten > seen.expected else -1)
-        further = found is best and 0 <= other < len(lengths) and other not in trials
-        place = other if further else None
-        found = attempt(lengths[other]) if further else found
+    first = lengths.index(min(lengths, key=lambda one: abs(math.log(one / start))))
+    best = attempt(lengths[first])
+    trials, way = {first: best[0]}, best[0].way
+    for step in (way, -way):
+        if way != step and best[0].length != lengths[first]:
+            break  # it was better the first way
+        place = first + step
+        while 0 <= place < len(lengths):
+            found = attempt(lengths[place])
+            trials[place] = found[0]
+            if found[0].shortfall >= best[0].shortfall:
+                break
+            best, place = found, place + step
     return best, tuple(trials[one] for one in sorted(trials))
 
 
-def _check_lengths(lengths: Sequence[float]) -> list[float]:
-    given = sorted({float(one) for one in lengths})
+def _check_lengths(lengths: Sequence[float], start: float) -> list[float]:
+    try:
+        given = sorted({float(one) for one in lengths})
+    except (TypeError, ValueError):  # one number, or what is none
+        given = []
     if not given or not all(0 < one < math.inf for one in given):
-        raise InvalidSetting(f"lengths are those of the step over ‖θ‖, positive numbers such as 0.5; not {lengths!r}.")
+        raise InvalidSetting(
+            f"lengths are those of the step over ‖θ‖, positive numbers such as (0.35, 0.5); not {lengths!r}."
+        )
+    if not isinstance(start, (int, float)) or not 0 < start < math.inf:
+        raise InvalidSetting(f"start must be a positive number, the first of the lengths to try, not {start!r}.")
     return given
 
 
@@ -349,15 +398,25 @@ def _indices(y: Tensor) -> Tensor:
 
 def shortfall(seen: Seen, original: Seen) -> float:
     """The gap to a retrained model, as far as it can be told without one: see `Trial`."""
-    pairs = [(original.retained, seen.retained), (original.staying, seen.staying), (original.kin, seen.kin)]
-    lost = [max(0.0, before - after) for before, after in pairs if before is not None and after is not None]
+    lost = losses_of(seen, original)
     return (abs(seen.forgotten - seen.expected) + sum(lost)) / (1 + len(lost))
+
+
+def losses_of(seen: Seen, original: Seen) -> list[float]:
+    """What retained, staying and, where there are any, kin samples lost against the original; no gain counts."""
+    pairs = [(original.retained, seen.retained), (original.staying, seen.staying), (original.kin, seen.kin)]
+    return [max(0.0, before - after) for before, after in pairs if before is not None and after is not None]
+
+
+def _error(splits: Splits, seen: Seen) -> float:
+    """Of forgotten − expected. The mean of what is all right, by weights, may lie the last place above one."""
+    return splits.error(replace(seen, expected=min(max(seen.expected, 0.0), 1.0)))
 
 
 def _reasons(chosen: Trial, original: Seen, splits: Splits, lengths: Sequence[float]) -> list[str]:
     seen, reasons = chosen.seen, []
     over = seen.forgotten - seen.expected
-    if over > max(REMEMBERED, NOISE * splits.error(seen)):
+    if over > max(REMEMBERED, NOISE * _error(splits, seen)):
         longest = " It was the longest that was tried." if chosen.length == lengths[-1] else ""
         reasons.append(
             f"S is still remembered: {seen.forgotten:.1%} of it are right, and {seen.expected:.1%} of held-out samples "

@@ -98,7 +98,8 @@ def _print(result: Result, page: Path) -> None:
 
     show(f"{result.title}\n{labels.form_label(result.form, result.stand_in)}; {numbers.duration(result.seconds)}\n")
     if result.findings:
-        lines = table(the_paper_says=26, we_find=30, where=13, holds=10)
+        first = labels.claims(result.experiment).replace(" ", "_")
+        lines = table(**{first: 26}, we_find=30, where=13, holds=10)
         for finding in result.findings:
             lines.add_row(finding.paper, labels.finding_text(finding), finding.where, labels.VERDICTS[finding.holds])
         show(lines)

@@ -84,6 +84,8 @@ def _read(data: Data, label_key: str | None, device: torch.device) -> Iterator[t
     for batch in as_batches(data):
         x = _inputs_of(batch, label_key, device)
         lengths = {len(value) for value in named_inputs(x).values()}
+        if not lengths:
+            raise InvalidData("A batch holds no inputs.")
         if len(lengths) != 1:
             raise InvalidData(f"The inputs of a batch differ in length: {sorted(lengths)}.")
         count = lengths.pop()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Self
 
 import torch
@@ -19,6 +20,7 @@ from ssse.problem.batches import Batch, check_repeatable, join_batches, map_inpu
 from ssse.problem.loaders import Data, as_batches
 from ssse.problem.losses import LossLike, as_loss
 from ssse.problem.problem import Problem
+from ssse.problem.unusable import refuse_unusable
 from ssse.problem.view import ModelView, flat_outputs
 from ssse.problem.weighted_loss import unweighted
 from ssse.problem.wrappers import copied
@@ -52,6 +54,9 @@ class Training:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InvalidSetting(f"{name} must be a whole number from 1 on, not {value!r}.")
+        for name in ("learning_rate", "weight_decay", "momentum"):
+            if not isinstance(getattr(self, name), Real):
+                raise InvalidSetting(f"{name} must be a number, not {getattr(self, name)!r}.")
         if not 0 < self.learning_rate < math.inf:
             raise InvalidSetting(f"learning_rate must be a positive number, not {self.learning_rate!r}.")
         if not 0 <= self.weight_decay < math.inf:
@@ -87,6 +92,7 @@ class Trainee:
     def of(cls, model: nn.Module, loss_fn: LossLike, data: Data, label_key: str | None = None) -> Self:
         """Raises InvalidModel, InvalidData, InvalidSetting: before anything is trained."""
         as_loss(loss_fn)  # an unknown one is refused before the samples are read
+        refuse_unusable(model)
         view = ModelView(copied(model))
         parts = _read(data, view.device, label_key)
         if not parts:
@@ -98,6 +104,7 @@ class Trainee:
 
     def beside(self, model: nn.Module, loss_fn: LossLike) -> Trainee:
         """A copy of another model for the same samples, which are not read or held again."""
+        refuse_unusable(model)
         view = ModelView(copied(model))
         if view.device != self.problem.device:
             raise InvalidModel(f"One model is on {self.problem.device}, another on {view.device}; move one of them.")
@@ -157,6 +164,8 @@ class Trainee:
         Raises:
             Diverged: the loss, or a parameter, is NaN or infinite.
         """
+        if not isinstance(seed, Integral):
+            raise InvalidSetting(f"seed must be a whole number, not {seed!r}.")
         model, total = self.problem.model, training.steps(self.count)
         size = min(training.batch_size, self.count)
         trained = [p for p in model.parameters() if p.requires_grad]

@@ -14,19 +14,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ssse.calibration.lasting import START, Splits, shortfall, walk
+from ssse.calibration.lasting import START, Splits, Trial, losses_of, shortfall, walk
 from ssse.curvature.choices import LowRank
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.erase import erase
+from ssse.errors import InvalidSetting
 from ssse.paper.cache import key_of
 from ssse.paper.lasting import case as cases
 from ssse.paper.lasting import lanes, methods, plans
 from ssse.paper.lasting.case import PASS, Case, Numbers
 from ssse.paper.lasting.networks import LOSS, Form, Ground, Twins, prepare, train_twins
 from ssse.paper.lasting.plans import OPPONENTS, Opponent
+from ssse.paper.lasting.projected import ProjectedKernel, Projection
 from ssse.paper.network import exact_arithmetic
 from ssse.paper.settings import Settings
 from ssse.paper.study import timed
+from ssse.problem.view import ModelView
 from ssse.problem.wrappers import copied
 
 PAPER_DAMPING = 1e-4
@@ -69,7 +72,7 @@ class Study:
         """What matters most first. The paper's step and gradient ascent: with the first seed alone."""
         names = [OURS, NOTHING, ALONE, RETRAINED, *(opponent.key for opponent in OPPONENTS)]
         seeds = range(self.form.seeds)
-        found = [Block(name, 0) for name in names] + [Block(ASCENT, 0), Block(PAPER, 0)]
+        found = [Block(name, 0) for name in [*names, ASCENT, *([] if self.form.projected else [PAPER])]]
         found += [Block(name, seed) for seed in seeds[1:] for name in names if self._asked(name)]
         shadows = range(self.form.seeds, self.form.seeds + self.form.shadows)
         return found + [Block(name, seed) for seed in shadows for name in (OURS, NOTHING, RETRAINED, *SHADOWED)]
@@ -80,26 +83,30 @@ class Study:
         return dict(zip([case.words for case in self.cases[block.seed]], found, strict=True))
 
     def key(self, block: Block) -> str:
-        rule = "".join(inspect.getsource(part) for part in (walk, shortfall, Splits))
+        ours = (walk, shortfall, losses_of, Trial, Splits) if block.method == OURS else ()
+        rule = "".join(inspect.getsource(part) for part in ours)
         repairs = [str(case.repairing) for case in self.cases[block.seed]]
         sources = (cases, methods, lanes, plans)
-        return key_of(f"lasting-{block.method}", *self._base(block.seed), block.method, START, rule, repairs, *sources)
+        return key_of(f"lasting-{block.method}", *self.base(block.seed), block.method, START, rule, repairs, *sources)
 
     def steps(self, seed: int, rows: Rows = "margin") -> tuple[dict[str, Tensor], Numbers]:
         """The direction of every request, at ε = 1; and of the fit and each request its seconds and its residual."""
-        told: dict[str, Any] = {}
-        key = self.step_key(seed, rows)
+        key, cache = self.step_key(seed, rows), self.settings.cache
+        solver = self._solve_projected if self.form.projected else self._solve
+        solved: dict[str, Tensor] = {}
 
-        def make() -> dict[str, Tensor]:
-            directions, told["numbers"] = self._solve(self.twins[seed], rows)
-            return directions
+        def solve() -> Numbers:
+            directions, told = solver(self.twins[seed], rows)
+            solved.update(cache.tensors(key, lambda: directions))
+            return told
 
-        directions = self.settings.cache.tensors(key, make)
-        numbers = self.settings.cache.numbers(f"{key}-told", lambda: told.get("numbers", {}))
+        # The directions are there before what is told of them: another process, or the next run, never has half of it.
+        numbers = cache.numbers(f"{key}-told", solve)
+        directions = solved or cache.tensors(key, lambda: solver(self.twins[seed], rows)[0])
         return {words: value.to(self.ground.x.device) for words, value in directions.items()}, numbers
 
     def step_key(self, seed: int, rows: Rows = "margin") -> str:
-        return key_of(f"steps-{rows}", *self._base(seed))
+        return key_of(f"steps-{rows}", *self.base(seed))
 
     def chosen(self, opponent: Opponent) -> list[Numbers]:
         """Its settings for each request: tuned with the first seed on the first part of a class and the part of all."""
@@ -171,7 +178,35 @@ class Study:
                 directions[case.words] = erasure.direction.cpu()
         return directions, told
 
-    def _base(self, seed: int) -> Sequence[Any]:
+    def _solve_projected(self, twins: Twins, rows: Rows) -> tuple[dict[str, Tensor], Numbers]:
+        if rows != "margin":
+            raise InvalidSetting("Only margin rows have a projected kernel.")
+        ground, decay, device = self.ground, self.form.recipe.decay, self.ground.x.device
+        original = copied(twins.original).to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
+        told: Numbers = {"requests": {}}
+        directions, norm = {}, float(ModelView(original).theta().norm())
+        with exact_arithmetic():
+            kernel, told["fit_seconds"] = timed(
+                lambda: ProjectedKernel.fit(
+                    original, ground.x, ground.y, Projection.of(original), self.settings.show_progress
+                ),
+                device,
+            )
+            for case in self.cases[twins.seed]:
+                direction, seconds = timed(
+                    lambda case=case: kernel.direction(case.removal.forget.to(device), decay, decay), device
+                )
+                told["requests"][case.words] = {
+                    "seconds": seconds,
+                    "residual": None,  # of the system with the true kernel, which nobody has
+                    "length": float(direction.norm()) / norm,
+                    "verdict": None,
+                }
+                directions[case.words] = direction.to(ground.x.dtype).cpu()
+        return directions, told
+
+    def base(self, seed: int) -> Sequence[Any]:
+        """What every number depends on."""
         parts = [part for removal in self.ground.removals for part in removal.parts]
         return [self.ground.digest, str(self.form.recipe), self.form.lengths, seed, self.ground.x.device.type, *parts]
 

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from ssse import baselines
-from ssse.calibration.lasting import START, Trial, shortfall, walk
+from ssse.calibration.lasting import START, Trial, walk
 from ssse.errors import InvalidSetting
 from ssse.paper.lasting.case import Case, Numbers
 from ssse.paper.lasting.lanes import Look, train_lanes
@@ -70,7 +70,7 @@ def lasting(cases: Sequence[Case], directions: Directions, follow: bool = True) 
     found = {}
     for (case, length), model, start in zip(tried, done, starts, strict=True):
         seen = case.seen(case.finished(model))
-        trial = Trial(length, length, seen, seen, shortfall(seen, case.original_seen))
+        trial = Trial.of(length, length, seen, seen, case.original_seen)
         found[id(case), length] = trial, (model, start)
     answers, chosen = [], []
     for case in cases:

@@ -32,6 +32,7 @@ class Form:
         seeds: networks are trained with 0, 1, … shadows: seeds beyond those, for U-LiRA.
         noise: share of all labels that are drawn at random, where the images alone leave nothing to remember.
         lengths: of our step, that are tried. opponents_of_all_seeds: or of the first alone.
+        projected: whether the kernel is of projected gradients, because the rows fit no memory.
     """
 
     name: str
@@ -46,9 +47,14 @@ class Form:
     noise: float = 0.0
     lengths: tuple[float, ...] = (0.35, 0.5, 0.7, 1.0, 1.4)
     opponents_of_all_seeds: bool = True
+    projected: bool = False
 
 
 FULL = Form("full", Recipe(), None, 2_000, 5, (0.5, 1.0), 0.1, 2, opponents_of_all_seeds=False)
+# As ResNet-18 for small images, but for its shortcuts, which have no parameters here: 11.0 million.
+LARGE = Form(
+    "large", Recipe(epochs=20, widths=(64, 128, 256, 512), blocks=2), None, 2_000, 0, (), 0.1, 1, projected=True
+)
 _FEW = Recipe(epochs=40, batch=128, rate=0.2, widths=(8, 16, 32), blocks=1, autocast=False)
 MEDIUM = Form("medium", _FEW, 6_000, 2_000, 1, (0.5,), 0.1, 3, shadows=16, lengths=(0.25, 0.35, 0.5, 0.7))
 DIGITS = Form(

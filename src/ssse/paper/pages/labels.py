@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from itertools import groupby
 
+from ssse.paper.experiments import EXPERIMENTS, PAST
 from ssse.paper.result import Finding, Form, SummaryRow
 from ssse.rendering.numbers import NOTHING, shown
 
@@ -34,6 +35,12 @@ def form_label(form: Form, stand_in: bool) -> str:
     if stand_in:
         return "Small form on scikit-learn's digits: not the paper's data"
     return "Small form: not the paper's experiment at its full size"
+
+
+def claims(experiment: str) -> str:
+    """Over the first column of the findings: whose words they are."""
+    known = EXPERIMENTS.get(experiment)
+    return "the claim" if known is not None and known.paper == PAST else "the paper says"
 
 
 def beside(paper: str) -> str:

@@ -17,7 +17,9 @@ def tables(result: Result) -> str:
     """Everything but the raw numbers: figures, targets, findings, tables, summary, notes."""
     parts = [f"# {escape(result.title)}", f"**{escape(labels.form_label(result.form, result.stand_in))}.**"]
     parts += [_list(result.data), _list(f"Differs from the paper's: {line}" for line in result.differs)]
-    parts += section("Targets", targets(result.targets)) + section("Findings", findings(result.findings))
+    parts += section("Targets", targets(result.targets)) + section(
+        "Findings", findings(result.findings, result.experiment)
+    )
     if result.figures:
         parts.append("## Figures")
     for figure in result.figures:
@@ -40,9 +42,9 @@ def section(title: str, body: str) -> list[str]:
     return [f"## {title}", body] if body else []
 
 
-def findings(entries: Sequence[Finding]) -> str:
+def findings(entries: Sequence[Finding], experiment: str) -> str:
     rows = [(e.paper, labels.finding_text(e), e.where, labels.VERDICTS[e.holds]) for e in entries]
-    return table(("the paper says", "we find", "where", "holds"), rows)
+    return table((labels.claims(experiment), "we find", "where", "holds"), rows)
 
 
 def targets(entries: Sequence[Target]) -> str:

@@ -21,6 +21,7 @@ class Stored:
     """What the overview takes from a results.json."""
 
     folder: str
+    experiment: str
     title: str
     form: str
     made: str
@@ -38,7 +39,7 @@ class Stored:
         if body["form"] == "small":  # all small forms are on the same digits, and none is the paper's experiment
             rows = [replace(row, data=f"{row.data} (small form of {body['experiment']})") for row in rows]
         lists = (_all(Finding, body["findings"]), _all(Target, body["targets"]), rows)
-        return cls(path.parent.name, body["title"], form, made, *lists, body["figures"])
+        return cls(path.parent.name, body["experiment"], body["title"], form, made, *lists, body["figures"])
 
 
 def overview(output: Path) -> str:
@@ -56,7 +57,7 @@ def overview(output: Path) -> str:
         parts.append(f"- **{escape(entry.title)}** ({escape(entry.form)}): {' · '.join(links)}\n  <br>{entry.made}")
     parts += [f"- `{name}/results.json` cannot be read; run `ssse reproduce {name}` again." for name in broken]
     parts += markdown.section("Summary", markdown.summary([row for entry in stored for row in entry.summary]))
-    parts += _each("Findings", [(entry.title, markdown.findings(entry.findings)) for entry in stored])
+    parts += _each("Findings", [(entry.title, markdown.findings(entry.findings, entry.experiment)) for entry in stored])
     parts += _each("Targets", [(entry.title, markdown.targets(entry.targets)) for entry in stored])
     return "\n\n".join(parts) + "\n"
 

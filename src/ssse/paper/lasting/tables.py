@@ -1,0 +1,169 @@
+"""The study as tables, and as rows of the summary over all experiments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ssse.paper.lasting.jobs import NOTHING, OURS, RETRAINED
+from ssse.paper.lasting.plans import OPPONENTS
+from ssse.paper.lasting.view import WAYS, Numbers, answers_of, floor, kinds, mean, requests_of, rises, values
+from ssse.paper.result import SummaryRow
+from ssse.rendering.document import PageTable
+
+SPLITS = (("retained", "D∖S"), ("forgotten", "S"), ("test_other", "T∖T_a"), ("test_same", "T_a"))
+
+
+def tables(numbers: Numbers) -> list[PageTable]:
+    found = [_methods(numbers, rate, words) for rate, words in kinds(numbers).items()]
+    found += [_ours(numbers), _opponents(numbers), _cost(numbers)]
+    return found + ([_attacks(numbers)] if numbers["attacked"] else [])
+
+
+def summary_rows(numbers: Numbers) -> list[SummaryRow]:
+    rows = []
+    data = f"{numbers['title']}, {numbers['parameters']:,} parameters"
+    for rate, removed in kinds(numbers).items():
+        for method, way, label, group in WAYS:
+            gaps = values(numbers, method, way, rate, "gap")
+            if not len(gaps):
+                continue
+            scale = "–" if method != OURS else _lengths(numbers, rate)
+            needs = "S" if way == "alone" and group in ("paper", "ours") else "–" if group == "floor" else "S and D"
+            rows.append(_row(data, removed, label, scale, float(np.mean(gaps)), float(np.std(gaps)), needs, group))
+        least = floor(numbers, rate)
+        if least is not None:
+            rows.append(_row(data, removed, "noise floor: two retrained seeds", "–", least, None, "–", "floor"))
+    return rows
+
+
+def _row(
+    data: str, removed: str, label: str, scale: str, gap: float, spread: float | None, needs: str, group: str
+) -> SummaryRow:
+    return SummaryRow(data, removed, label, scale, gap, spread, "", None, None, None, None, needs, group)
+
+
+def _lengths(numbers: Numbers, rate: float) -> str:
+    lengths = [one["length"] for one in answers_of(numbers, OURS, rate)]
+    low, high = min(lengths), max(lengths)
+    return f"{low:g} ‖θ‖" if low == high else f"{low:g}–{high:g} ‖θ‖"
+
+
+def _methods(numbers: Numbers, rate: float, removed: str) -> PageTable:
+    rows: list[list[Any]] = []
+    for method, way, label, _ in WAYS:
+        gap = mean(numbers, method, way, rate)
+        if gap is None:
+            continue
+        count = len(values(numbers, method, way, rate, "gap"))
+        shares = [mean(numbers, method, way, rate, split) for split, _ in SPLITS]
+        rise = rises(numbers, method, rate) if way == "repaired" else []
+        rows.append(
+            [
+                label,
+                count,
+                gap,
+                *shares,
+                mean(numbers, method, way, rate, "kl"),
+                mean(numbers, method, way, rate, "auc"),
+                float(np.mean(rise)) if rise else None,
+            ]
+        )
+    shares = [mean(numbers, RETRAINED, "alone", rate, split) for split, _ in SPLITS]
+    rise = rises(numbers, RETRAINED, rate)
+    count = len(values(numbers, RETRAINED, "alone", rate, "gap"))
+    auc = mean(numbers, RETRAINED, "alone", rate, "auc")
+    rows.append(["retrained", count, 0.0, *shares, 0.0, auc, float(np.mean(rise)) if rise else None])
+    least = floor(numbers, rate)
+    if least is not None:
+        rows.append(["two retrained seeds", None, least, *[None] * 7])
+    columns = ("method", "networks", "gap", *(f"{name}, %" for _, name in SPLITS), "KL on S", "attack AUC", "rise of S")
+    note = (
+        "Means over requests and seeds. Gap and rise in points; rise: of the accuracy on S in 8 further epochs on D∖S "
+        "after the repair. KL to the retrained network in nats. Attack: S against test samples of its kind, by the "
+        "confidence; 0.5 is blind."
+    )
+    return PageTable(f"Removed: {removed}", columns, rows, note=note)
+
+
+def _ours(numbers: Numbers) -> PageTable:
+    rows = []
+    for rate in kinds(numbers):
+        for words in requests_of(numbers, rate):
+            for seed, found in numbers["answers"][OURS].items():
+                one = found[words]
+                before = numbers["answers"][NOTHING][seed][words]["alone"]["gap"]
+                moments = one.get("moments") or []
+                rise = moments[-1]["accuracy"] - moments[0]["accuracy"] if moments else None
+                tried = ", ".join(f"{t['length']:g}: {t['shortfall']:.2f}" for t in one["trials"])
+                repaired, least = one["repaired"], numbers["floors"].get(words)
+                rows.append([words, int(seed), before, one["length"], tried, repaired["gap"], least, rise])
+    columns = (
+        "removed",
+        "seed",
+        "gap before",
+        "length over ‖θ‖",
+        "shortfall by length",
+        "gap",
+        "two seeds",
+        "rise of S",
+    )
+    note = "Shortfall: the gap as S, held-out and retained samples tell it, in points; the smallest decides."
+    return PageTable("Ours, request by request: the curve that each length was chosen from", columns, rows, note=note)
+
+
+def _opponents(numbers: Numbers) -> PageTable:
+    rows = []
+    for opponent in OPPONENTS:
+        grid = "; ".join(", ".join(f"{name} {value:g}" for name, value in one.items()) for one in opponent.grid)
+        rows.append([opponent.label, grid])
+    epochs = next(iter(numbers["repair"].values()))["epochs"]
+    note = f"Each for {epochs} epochs, momentum 0.9, the weight decay and the batch size of the training."
+    return PageTable("Settings that the opponents were tuned over", ("method", "settings"), rows, note=note)
+
+
+def _cost(numbers: Numbers) -> PageTable:
+    whole = numbers["training"]["epochs"]
+    rows = []
+    for seed, told in numbers["steps"].items():
+        seconds = [one["seconds"] for one in told["requests"].values()]
+        residuals = [one["residual"] for one in told["requests"].values()]
+        trials = [len(one["trials"]) for found in [numbers["answers"][OURS][seed]] for one in found.values()]
+        epochs = next(iter(numbers["repair"].values()))["epochs"]
+        rows.append(
+            [
+                int(seed),
+                told["fit_seconds"],
+                max(seconds),
+                max(residuals),
+                epochs / whole,
+                float(np.mean(trials)) * epochs / whole,
+                numbers["train_seconds"],
+            ]
+        )
+    columns = (
+        "seed",
+        "fit, s",
+        "slowest request, s",
+        "largest residual",
+        "repair, share of a retraining's epochs",
+        "all repairs of the search, share",
+        "a training, s",
+    )
+    note = "A training: its share of the seconds of all that ran side by side."
+    return PageTable("What ours costs", columns, rows, note=note)
+
+
+def _attacks(numbers: Numbers) -> PageTable:
+    labels = {f"{method} {way}": label for method, way, label, _ in WAYS}
+    rows = [
+        [words, labels[name], one["accuracy"], one["low"], one["high"], one["models"]]
+        for words, by_method in numbers["attacked"].items()
+        for name, one in by_method.items()
+    ]
+    columns = ("removed", "method", "U-LiRA accuracy", "95 % from", "to", "networks on each side")
+    note = (
+        "How often a likelihood-ratio attacker tells an erased network from a retrained one by a sample; 0.5 is blind."
+    )
+    return PageTable("U-LiRA: erased or retrained?", columns, rows, note=note)

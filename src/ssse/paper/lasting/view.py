@@ -1,0 +1,71 @@
+"""The stored numbers, by kind of request: what tables, figures and findings are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ssse.paper.lasting.jobs import ALONE, ASCENT, NOTHING, OURS, PAPER
+from ssse.paper.lasting.plans import OPPONENTS
+
+Numbers = Mapping[str, Any]
+
+# Key of the method, whether alone or repaired, its words, its group in the summary.
+WAYS = (
+    (NOTHING, "alone", "the original: nothing done", "floor"),
+    (PAPER, "alone", "the paper's step, ε best in hindsight", "paper"),
+    (ASCENT, "alone", "gradient ascent until S is as held-out", "baseline"),
+    (ASCENT, "repaired", "the same, then repaired", "baseline"),
+    (NOTHING, "repaired", "fine-tuning (the repair alone)", "baseline"),
+    *(
+        (opponent.key, way, opponent.label if way == "alone" else f"{opponent.label}, then repaired", "baseline")
+        for opponent in OPPONENTS
+        for way in ("alone", "repaired")
+    ),
+    (ALONE, "alone", "ours, from S alone: the exact step, ε = 1", "ours"),
+    (OURS, "repaired", "ours: step of the chosen length, then repaired", "ours"),
+)
+
+
+def kinds(numbers: Numbers) -> dict[float, str]:
+    """Shares of a class and of all samples, in words, the largest first."""
+    found = {}
+    for request in sorted(numbers["requests"], key=lambda one: -one["rate"]):
+        rate = request["rate"]
+        whole = {1.0: "a whole class", 0.5: "half a class"}
+        found[rate] = whole.get(rate, f"{rate:.0%} at random")
+    return found
+
+
+def requests_of(numbers: Numbers, rate: float) -> list[str]:
+    return [request["words"] for request in numbers["requests"] if request["rate"] == rate]
+
+
+def answers_of(numbers: Numbers, method: str, rate: float) -> list[Numbers]:
+    """Over requests and seeds; those that failed are empty and left out."""
+    by_seed = numbers["answers"].get(method, {})
+    return [found[words] for found in by_seed.values() for words in requests_of(numbers, rate) if found.get(words)]
+
+
+def values(numbers: Numbers, method: str, way: str, rate: float, name: str) -> np.ndarray:
+    """One measure: "gap", "kl", "auc", or the accuracy on a split."""
+    found = [one[way] for one in answers_of(numbers, method, rate) if way in one]
+    return np.array([one[name] if name in one else one["accuracy"].get(name, np.nan) for one in found], dtype=float)
+
+
+def mean(numbers: Numbers, method: str, way: str, rate: float, name: str = "gap") -> float | None:
+    found = values(numbers, method, way, rate, name)
+    return float(np.nanmean(found)) if np.isfinite(found).any() else None
+
+
+def rises(numbers: Numbers, method: str, rate: float) -> list[float]:
+    """By how many points S rises from the first to the last moment of the harmless training."""
+    found = [one["moments"] for one in answers_of(numbers, method, rate) if one.get("moments")]
+    return [moments[-1]["accuracy"] - moments[0]["accuracy"] for moments in found]
+
+
+def floor(numbers: Numbers, rate: float) -> float | None:
+    found = [numbers["floors"][words] for words in requests_of(numbers, rate) if words in numbers["floors"]]
+    return float(np.mean(found)) if found else None

@@ -1,0 +1,319 @@
+"""A step and a repair at a length that is chosen by a few of both: what is handed back, told, refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ssse
+from ssse.calibration.lasting import LENGTHS, START, LastingErasure, Seen, Splits, Trial, _reasons, shortfall
+from ssse.errors import Diverged, InvalidData, InvalidSetting, ModelMismatch
+from ssse.problem.short_training import Trainee
+from tests.support import digit_networks as networks
+from tests.support import problems
+from tests.support.digits import digits
+from tests.support.known_networks import by_hand, samples
+from tests.support.refusals import NAN, fit, refused, snapshot
+
+
+@cache
+def curvature() -> ssse.Curvature:
+    return ssse.Curvature.fit(
+        networks.original(), "cross_entropy", networks.part(torch.arange(networks.TRAINED)), rows="margin",
+        structure="lowrank", weight_decay=networks.DECAY, damping=networks.DECAY, progress=False,
+    )  # fmt: skip
+
+
+def erased(**options: Any) -> LastingErasure:
+    settings: dict[str, Any] = {
+        "model": networks.original(),
+        "curvature": curvature(),
+        "loss_fn": "cross_entropy",
+        "forget": networks.part(networks.forgotten()),
+        "retained": networks.part(networks.retained()),
+        "held_out": networks.part(torch.arange(networks.TRAINED, len(digits()[1]))),
+        "training": networks.TRAINING,
+        "progress": False,
+    }
+    return ssse.erase_and_repair(**{**settings, **options})
+
+
+def test_a_new_model_and_the_curve_it_was_chosen_from():
+    model = networks.original()
+    before = snapshot(model)
+    done = erased()
+    assert snapshot(model) == before
+    assert not any(module.training for module in done.model.modules())
+    assert all(p.grad is None and p.requires_grad for p in done.model.parameters())
+    assert {trial.length for trial in done.trials} <= set(LENGTHS)
+    assert START in {trial.length for trial in done.trials}
+    chosen = next(trial for trial in done.trials if trial.length == done.length)
+    assert chosen.shortfall == min(trial.shortfall for trial in done.trials)
+    assert done.scale == chosen.scale
+    assert done.training.epochs == 2
+    assert done.epochs == 2 * len(done.trials)
+    for trial in done.trials:
+        assert trial.shortfall == pytest.approx(shortfall(trial.seen, done.original))
+        assert trial.scale / trial.length == pytest.approx(done.scale / done.length)
+    assert chosen.seen.forgotten == pytest.approx(networks.accuracy(done.model, networks.forgotten()))
+    assert chosen.seen.expected == pytest.approx(networks.accuracy(done.model, networks.held_out()))
+    assert done.original.forgotten == pytest.approx(networks.accuracy(model, networks.forgotten()))
+
+
+def test_it_is_the_step_of_that_length_and_the_librarys_repair():
+    done = erased(lengths=[0.3], epochs=1, learning_rate=0.05)
+    forget = networks.part(networks.forgotten())
+    step = ssse.erase(
+        networks.original(), curvature(), "cross_entropy", forget, scale=1.0, override=["step"], progress=False
+    )
+    assert done.scale == pytest.approx(0.3 / step.reach)
+    assert done.step.solve_residual == step.diagnostics.solve_residual
+    start, retained = step.at(done.scale), networks.part(networks.retained())
+    repaired = ssse.repair(
+        start, retained, "cross_entropy", forget=forget, training=networks.TRAINING, epochs=1, learning_rate=0.05,
+        progress=False,
+    )  # fmt: skip
+    assert snapshot(repaired.model) == snapshot(done.model)
+    (trial,) = done.trials
+    assert trial.before_repair.forgotten == pytest.approx(networks.accuracy(start, networks.forgotten()))
+
+
+def test_the_same_seed_gives_the_same():
+    options: dict[str, Any] = {"lengths": (0.3, 0.2, 0.3), "start": 0.2, "epochs": 1}
+    first, again, other = erased(**options), erased(**options), erased(**options, seed=1)
+    assert snapshot(first.model) == snapshot(again.model) != snapshot(other.model)
+    assert first.trials == again.trials
+    assert [trial.length for trial in first.trials] == sorted({trial.length for trial in first.trials})
+
+
+def test_what_it_tells():
+    done = erased(lengths=(0.2, 0.3), epochs=1)
+    record = json.loads(json.dumps(done.to_dict(), allow_nan=False))
+    assert record["model"] is None
+    assert record["length"] == done.length
+    assert [trial["length"] for trial in record["trials"]] == [trial.length for trial in done.trials]
+    assert record["step"]["k"] == len(networks.forgotten())
+    assert record["training"]["epochs"] == 1
+    lines = str(done).splitlines()
+    assert lines[0] == f"verdict: {done.verdict}"
+    rows = [line for line in lines if line.strip()[0].isdigit()]
+    assert len(rows) == 1 + len(done.trials)
+    (marked,) = [row for row in rows if row.endswith("←")]
+    chosen = next(trial for trial in done.trials if trial.length == done.length)
+    assert marked.split()[0] == f"{done.length:.2f}"
+    assert marked.split()[1] == f"{chosen.seen.forgotten:.1%}"
+    assert marked.split()[-2] == f"{100 * chosen.shortfall:.2f}"
+
+
+def still(retained: list, forget: list, held_out: list, **options: Any) -> LastingErasure:
+    """A step and a repair of next to nothing on the model by hand: it says after them what it said before."""
+    model = by_hand()
+    fitted = ssse.Curvature.fit(
+        model, "cross_entropy", [*retained, *forget], rows="margin", structure="lowrank", damping=0.1, progress=False
+    )
+    settings: dict[str, Any] = {"lengths": (1e-9,), "epochs": 1, "learning_rate": 1e-9, "progress": False}
+    return ssse.erase_and_repair(
+        model, fitted, "cross_entropy", forget, retained=retained, held_out=held_out, **{**settings, **options}
+    )
+
+
+def test_what_is_still_remembered_is_said():
+    retained, forget = samples("012" * 20, "012" * 20), samples("0" * 12, "0" * 12, 1)
+    wrong = samples("1" * 20 + "12" * 20, "0" * 20 + "12" * 20, 2)
+    done = still(retained, forget, wrong)
+    assert (done.trials[0].seen.forgotten, done.trials[0].seen.expected) == (1, 0)
+    assert done.verdict == "caution"
+    assert len(done.reasons) == 1
+    assert done.reasons[0].startswith("S is still remembered: 100.0% of it are right, and 0.0% of held-out samples")
+    assert "It was the longest that was tried." in done.reasons[0]
+    assert "  because S is still remembered" in str(done)
+    assert done.resolution == 0
+    good = still(retained, forget, samples("0" * 20 + "12" * 20, "0" * 20 + "12" * 20, 2))
+    assert (good.verdict, good.reasons) == ("ok", ())
+
+
+def test_a_model_that_the_repair_has_not_healed_is_said():
+    trainee = Trainee.of(by_hand(), "cross_entropy", samples("012" * 20, "012" * 20))
+    splits = Splits.of(trainee, samples("0" * 12, "0" * 12, 1), samples("012" * 20, "012" * 20, 2), 72)
+    original = splits.look(trainee)
+    for retained, staying, said in [
+        (0.98, 0.98, []),
+        (0.96, 0.98, ["96.0% of the retained samples are right, before 100.0%"]),
+        (0.98, 0.90, ["90.0% of the held-out samples of what stays are right, before 100.0%"]),
+        (0.50, 0.50, ["50.0% of the retained samples", "50.0% of the held-out samples of what stays"]),
+    ]:
+        seen = Seen(0.9, 0.9, retained, staying, 1.0)
+        reasons = _reasons(Trial(0.5, 1.0, seen, seen, 0.1, 0.0), original, splits, [0.5])
+        assert len(reasons) == len(said)
+        for reason, words in zip(reasons, said, strict=True):
+            assert reason.startswith(f"The repair has not healed the model: {words}")
+
+
+def test_all_right_on_both_sides_is_known_to_the_last_place():
+    """Weights of many classes add up to one and the last place of a number; that is no error below zero."""
+    forget, held_out = samples("0012", "0012", 1), samples("012" * 17 + "00", "012" * 17 + "00", 2)
+    trainee = Trainee.of(by_hand(), "cross_entropy", samples("012" * 20, "012" * 20))
+    splits = Splits.of(trainee, forget, held_out, 64)
+    seen = Seen(1.0, float(np.nextafter(1, 2)), 1.0, 1.0)
+    assert _reasons(Trial(0.5, 1.0, seen, seen, 0.0, 0.0), seen, splits, [0.5]) == []
+    for count in (1, 7, 11):
+        done = still(samples("012" * 20, "012" * 20), forget, samples("012" * count, "012" * count, 2))
+        assert done.resolution == pytest.approx(0, abs=1e-6)
+
+
+class OfDicts(nn.Module):
+    """The network, of inputs by name."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.inner(pixels)
+
+
+def test_batches_that_are_dictionaries():
+    def named(index: Tensor) -> list[dict[str, Tensor]]:
+        ((x, y),) = networks.part(index)
+        return [{"pixels": x, "labels": y}]
+
+    model = OfDicts(networks.original()).eval()
+    everything = named(torch.arange(networks.TRAINED))
+    fitted = ssse.Curvature.fit(
+        model, "cross_entropy", everything, rows="margin", structure="lowrank", weight_decay=networks.DECAY,
+        damping=networks.DECAY, progress=False,
+    )  # fmt: skip
+    done = erased(
+        model=model, curvature=fitted, forget=named(networks.forgotten()), retained=named(networks.retained()),
+        held_out=named(torch.arange(networks.TRAINED, 1797)), lengths=[0.3], epochs=1,
+    )  # fmt: skip
+    plain = erased(lengths=[0.3], epochs=1)
+    assert done.trials[0].seen.forgotten == pytest.approx(plain.trials[0].seen.forgotten)
+    assert done.trials[0].shortfall == pytest.approx(plain.trials[0].shortfall)
+
+
+@pytest.mark.parametrize("lengths", [(), (0.0,), (0.5, -0.1), (NAN,), (math.inf,), 0.5, "0.5", None, [None]], ids=repr)
+def test_lengths_that_are_none(lengths):
+    with refused(InvalidSetting, "lengths are those of the step over ‖θ‖, positive numbers", networks.original()):
+        erased(lengths=lengths)
+
+
+@pytest.mark.parametrize("start", [0.0, -1.0, NAN, math.inf, None, "0.5"])
+def test_a_start_that_is_none(start):
+    with refused(InvalidSetting, "start must be a positive number", networks.original()):
+        erased(start=start)
+
+
+def test_what_is_refused():
+    model, forget = networks.original(), networks.part(networks.forgotten())
+    retained = networks.part(networks.retained())
+    with refused(InvalidData, f"{len(networks.forgotten())} of the retained samples are forgotten ones", model):
+        erased(retained=[*retained, *forget])
+    with refused(InvalidData, f"No held-out sample is of class {networks.GONE}, of which", model):
+        erased(held_out=networks.part(networks.held_out(same=False)))
+    others = networks.part(networks.held_out(same=False))
+    with refused(InvalidData, f"{len(networks.forgotten())} of the held-out samples are forgotten ones, or bit", model):
+        erased(held_out=[*others, *forget])
+    with refused(InvalidData, "There are no samples to forget", model):
+        erased(forget=iter(forget))  # it is read twice
+    with refused(InvalidData, "There are no held-out samples", model):
+        erased(held_out=[])
+    with refused(InvalidData, "The retained data is empty", model):
+        erased(retained=[])
+    with refused(InvalidSetting, "training must be an ssse.Training, not a dict", model):
+        erased(training={"epochs": 3})
+    with refused(InvalidSetting, "epochs must be a whole number from 1 on, not 0", model):
+        erased(epochs=0)
+    with refused(InvalidSetting, "learning_rate must be a positive number", model):
+        erased(learning_rate=-0.1)
+    with refused(ModelMismatch, "curvature", networks.retrained()):
+        erased(model=networks.retrained())
+
+
+@pytest.mark.parametrize("loss", ["mse", "binary_cross_entropy"])
+def test_losses_without_classes(loss):
+    sample = problems.mlp(loss)
+    with refused(InvalidSetting, f"for the loss cross_entropy, not {loss}", sample.model):
+        ssse.erase_and_repair(
+            sample.model, fit(sample), loss, sample.part(slice(0, 2)), retained=sample.part(slice(2, 30)),
+            held_out=sample.part(slice(30, 40)), progress=False,
+        )  # fmt: skip
+
+
+def test_a_repair_that_diverges_at_every_length():
+    words = "The repair diverged after every step that was tried .lengths 0.2, 0.3.; nothing was changed. Use a smaller"
+    with refused(Diverged, words, networks.original()):
+        erased(learning_rate=1e200, lengths=(0.2, 0.3))
+
+
+def test_a_repair_that_diverges_at_one_length_is_not_kept(monkeypatch):
+    """From 0.3 on it does: the next is a shorter one, and no longer one is tried."""
+    own, start = Trainee.train, networks.original().get_parameter("6.weight")
+
+    def train(self: Trainee, training: ssse.Training, **options: Any) -> None:
+        if float((self.given.get_parameter("6.weight") - start).detach().norm()) > limit:
+            raise Diverged("The repair diverged: the loss is nan in epoch 1.")
+        own(self, training, **options)
+
+    step = ssse.erase(
+        networks.original(), curvature(), "cross_entropy", networks.part(networks.forgotten()), scale=1.0,
+        override=["step"], progress=False,
+    )  # fmt: skip
+    limit = float((step.at(0.25 / step.reach).get_parameter("6.weight") - start).detach().norm())
+    monkeypatch.setattr(Trainee, "train", train)
+    done = erased(lengths=(0.2, 0.3), epochs=1)
+    assert [(trial.length, math.isinf(trial.shortfall)) for trial in done.trials] == [(0.2, False), (0.3, True)]
+    assert done.length == 0.2
+    record = json.loads(json.dumps(done.to_dict(), allow_nan=False))
+    assert record["trials"][1]["shortfall"] is record["trials"][1]["seen"] is None
+    assert str(done).splitlines()[-1] == "  0.30   the repair diverged"
+
+
+def test_a_step_of_nothing():
+    """Samples that counted zero times were never learnt."""
+    retained = [(x, y, torch.ones(len(y), dtype=torch.float64)) for x, y in samples("012" * 10, "012" * 10)]
+    forget = [(x, y, torch.zeros(len(y), dtype=torch.float64)) for x, y in samples("012", "012", 1)]
+    with pytest.raises(InvalidSetting, match="The step for these samples is zero"):
+        still(retained, forget, samples("012", "012", 2))
+
+
+def test_interrupted_it_leaves_everything_as_it_was(monkeypatch):
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainee, "_loss", interrupt)
+    before, state = snapshot(networks.original()), torch.get_rng_state()
+    with pytest.raises(KeyboardInterrupt):
+        erased()
+    assert snapshot(networks.original()) == before
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_the_model_comes_back_in_its_own_precision_and_wrapper(dtype):
+    model = nn.DataParallel(copy.deepcopy(networks.original()).to(dtype)).eval()
+
+    def cast(index: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return [(x.to(dtype), y) for x, y in networks.part(index)]
+
+    fitted = ssse.Curvature.fit(
+        model, "cross_entropy", cast(torch.arange(networks.TRAINED)), rows="margin", structure="lowrank",
+        weight_decay=networks.DECAY, damping=networks.DECAY, progress=False,
+    )  # fmt: skip
+    done = erased(
+        model=model, curvature=fitted, forget=cast(networks.forgotten()), retained=cast(networks.retained()),
+        held_out=cast(torch.arange(networks.TRAINED, 1797)), lengths=[0.3], epochs=1,
+    )  # fmt: skip
+    assert isinstance(done.model, nn.DataParallel)
+    assert {value.dtype for value in done.model.state_dict().values()} == {dtype, torch.int64}
+    ((x, y),) = cast(networks.forgotten())
+    right = float((done.model(x).argmax(1) == y).double().mean())
+    assert right == pytest.approx(done.trials[0].seen.forgotten, abs=2.5 / len(y))  # worked on in float32

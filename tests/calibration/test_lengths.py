@@ -1,0 +1,165 @@
+"""The rule that a length is chosen by: which are tried, and what a model is looked at on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ssse.calibration.lasting import Seen, Splits, Trial, losses_of, shortfall, walk
+from ssse.errors import InvalidData
+from ssse.problem.short_training import Trainee
+from tests.support.known_networks import by_hand, samples
+from tests.support.refusals import refused
+
+
+def walked(way: str, shortfalls: Sequence[float], start: float) -> tuple[list[float], float, list[float]]:
+    """Over lengths 1, 2, … way: whether S stands out by more than the model suffers (>), by less (<), or as much (=).
+
+    Returns: the lengths in the order that they were tried, the one that was chosen, all trials.
+    """
+    lengths, visited = [float(i + 1) for i in range(len(way))], []
+
+    def attempt(length: float) -> tuple[Trial, str]:
+        visited.append(length)
+        place = int(length) - 1
+        seen = Seen({">": 0.75, "<": 0.25, "=": 0.625}[way[place]], 0.5, 1.0, 1.0)
+        return Trial(length, length / 10, seen, seen, shortfalls[place], worn=0.125), f"model {length:g}"
+
+    (best, model), trials = walk(attempt, lengths, start)
+    assert model == f"model {best.length:g}"
+    return visited, best.length, [trial.length for trial in trials]
+
+
+@pytest.mark.parametrize(
+    ("way", "shortfalls", "start", "visited", "chosen"),
+    [
+        (">>>>>", [9, 9, 3, 2, 1], 3, [3, 4, 5], 5),  # longer where S is remembered, to the end of the list
+        ("<<<<<", [1, 2, 3, 9, 9], 3, [3, 2, 1], 1),  # shorter where it is not, to the other
+        (">>>>>", [9, 9, 3, 2, 4], 3, [3, 4, 5], 4),  # until it no longer falls
+        (">>>>>", [9, 4, 3, 3, 1], 3, [3, 4, 2], 3),  # as much is not less; then the other way
+        (">>>>>", [1, 2, 3, 5, 0], 3, [3, 4, 2, 1], 1),
+        ("<<<<<", [0, 5, 3, 2, 1], 3, [3, 2, 4, 5], 5),
+        ("<<<<<", [5, 2, 3, 0, 0], 3, [3, 2, 1], 2),  # better the first way: the other is left
+        (">><<<", [9, 9, 3, 2, 1], 3, [3, 2, 4, 5], 5),  # the first trial says which way, no later one
+        ("=====", [1, 2, 3, 4, 5], 2, [2, 1], 1),  # S stands out by as much as the model suffers: shorter may do
+        ("<<<", [1, 2, 3], 0.01, [1, 2], 1),  # the nearest to the start is an end of the list
+        (">>>", [1, 2, 3], 100, [3, 2, 1], 1),
+        ("<<<", [3, 2, 1], 0.01, [1, 2, 3], 3),
+        (">", [7], 1, [1], 1),
+        (">>>>", [4, 3, 2, 1], 1.5, [2, 3, 4], 4),  # the nearest by ratio: 2/1.5 < 1.5/1
+        (">>>>", [4, 3, 2, 1], 1.4, [1, 2, 3, 4], 4),
+    ],
+)
+def test_which_lengths_are_tried(way, shortfalls, start, visited, chosen):
+    found, best, trials = walked(way, shortfalls, start)
+    assert found == visited
+    assert best == chosen
+    assert trials == sorted(visited)
+
+
+def test_no_length_twice_and_the_best_of_what_was_tried():
+    """Whatever is found: a gapless part of the list around the start, and where it ends it did not get better."""
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        n = int(generator.integers(1, 8))
+        way = "".join(generator.choice(list("<=>"), n))
+        values = generator.integers(0, 5, n).astype(float).tolist()
+        visited, chosen, trials = walked(way, values, float(generator.uniform(0.5, n + 1)))
+        assert len(visited) == len(set(visited))
+        assert trials == sorted(visited)
+        assert all(b - a == 1 for a, b in itertools.pairwise(trials))
+        best = values[int(chosen) - 1]
+        assert best == min(values[int(length) - 1] for length in visited)
+        for beside in (chosen - 1, chosen + 1):
+            known = beside in visited or not 1 <= beside <= n
+            assert known or chosen != visited[0]  # at the start both sides are looked at, if there are any
+
+
+def test_the_way_is_longer_where_s_stands_out_by_more_than_the_model_suffers():
+    original = Seen(1.0, 0.5, 1.0, 1.0, 1.0)
+    for seen, way in [
+        (Seen(0.75, 0.5, 1.0, 1.0, 1.0), 1),
+        (Seen(0.75, 0.5, 1.0, 0.75, 1.0), -1),
+        (Seen(0.75, 0.5, 0.9, 0.9, 0.8), 1),
+        (Seen(0.5, 0.5, 1.0, 1.0, 1.0), -1),
+        (Seen(0.25, 0.5, 1.0, 1.0, 1.0), -1),
+    ]:
+        assert Trial.of(0.5, 1.0, seen, seen, original).way == way
+
+
+def test_the_shortfall():
+    original = Seen(1.0, 0.8, 0.9, 0.7, 0.9)
+    assert shortfall(Seen(0.6, 0.8, 0.9, 0.7, 0.9), original) == pytest.approx(0.2 / 4)
+    worse = Seen(0.9, 0.8, 0.8, 0.6, 0.5)
+    assert losses_of(worse, original) == pytest.approx([0.1, 0.1, 0.4])
+    trial = Trial.of(0.5, 1.0, worse, worse, original)
+    assert trial.shortfall == shortfall(worse, original) == pytest.approx((0.1 + 0.1 + 0.1 + 0.4) / 4)
+    assert trial.worn == pytest.approx(0.4)
+    assert shortfall(Seen(0.8, 0.8, 1.0, 1.0, 1.0), original) == 0  # better than before is no fault
+    without = Seen(1.0, 0.8, 0.9, 0.7)  # of a whole class nothing is left among the retained samples
+    assert losses_of(Seen(0.9, 0.8, 0.8, 0.6), without) == pytest.approx([0.1, 0.1])
+    assert shortfall(Seen(0.9, 0.8, 0.8, 0.6), without) == pytest.approx((0.1 + 0.1 + 0.1) / 3)
+
+
+def test_held_out_samples_are_weighted_as_s_has_their_classes():
+    """S: three of class 0 and one of class 1. Held out: two of class 0, one right; four of class 1, three right."""
+    trainee = Trainee.of(by_hand(), "cross_entropy", samples("0011222200", "0011222201"))
+    held_out = samples("02" + "1110" + "222", "00" + "1111" + "222", 1) + samples("0", "2", 2)
+    splits = Splits.of(trainee, samples("0001", "0001", 3), held_out, 14)
+    np.testing.assert_allclose(splits.weights, [3 / 8, 3 / 8, *[1 / 16] * 4, 0, 0, 0, 0])
+    seen = splits.look(trainee)
+    assert seen.forgotten == 1
+    assert seen.expected == pytest.approx(3 / 4 * 1 / 2 + 1 / 4 * 3 / 4)
+    assert seen.retained == pytest.approx(9 / 10)
+    assert seen.kin == pytest.approx(5 / 6)  # of the retained samples of classes 0 and 1
+    error = splits.error(Seen(0.5, 0.25, 1, 1))
+    assert error == pytest.approx(math.sqrt(0.25 / 4 + 0.1875 * (2 * (3 / 8) ** 2 + 4 / 16**2)))
+
+
+def test_a_class_that_leaves_is_not_asked_to_stay():
+    retained = samples("00112222", "00112222")
+    held_out = samples("0" * 20 + "1" * 20 + "2" * 20, "0" * 20 + "1" * 19 + "2" + "2" * 10 + "1" * 10, 1)
+    trainee = Trainee.of(by_hand(), "cross_entropy", retained)
+    forget = samples("2" * 60, "0" * 60, 2)  # nearly all that there were of class 0
+    seen = Splits.of(trainee, forget, held_out, 68).look(trainee)
+    right = [1] * 19 + [0] + [1] * 10 + [0] * 10
+    assert seen.staying == pytest.approx(np.mean(right))
+    assert seen.forgotten == 0
+    assert seen.expected == 1
+    assert seen.kin == 1
+    whole = Splits.of(Trainee.of(by_hand(), "cross_entropy", samples("1122", "1122")), forget, held_out, 68)
+    assert whole.kin == []
+    assert whole.look(trainee).kin is None
+
+
+def test_weights_in_batches_and_probabilities_as_labels():
+    """A weight says what a sample counted in training; here each counts once. Of probabilities the likeliest counts."""
+
+    def weighted(data: list) -> list:
+        return [(x, y, torch.linspace(0.5, 2, len(y), dtype=torch.float64)) for x, y in data]
+
+    def soft(data: list) -> list:
+        return [(x, 0.9 * nn.functional.one_hot(y, 3) + 0.1 / 3) for x, y in data]
+
+    parts = samples("0011222200", "0011222201"), samples("0001", "0021", 3), samples("0211102", "0011112", 1)
+    seen = []
+    for form in (list, weighted, soft):
+        retained, forget, held_out = (form(part) for part in parts)
+        trainee = Trainee.of(by_hand(), "cross_entropy", retained)
+        seen.append(Splits.of(trainee, forget, held_out, 14).look(trainee))
+    assert seen[0] == seen[1] == seen[2]
+    assert seen[0].expected == pytest.approx(0.5 * 0.5 + 0.25 * 1 + 0.25 * 0.75)
+
+
+def test_a_class_of_s_without_held_out_samples_is_named():
+    trainee = Trainee.of(by_hand(), "cross_entropy", samples("0011", "0011"))
+    with refused(InvalidData, "No held-out sample is of class 2, of which 3 are to be forgotten", trainee.given):
+        Splits.of(trainee, samples("02221", "02221", 1), samples("0110", "0110", 2), 9)
+    with refused(InvalidData, "There are no held-out samples", trainee.given):
+        Splits.of(trainee, samples("0", "0", 1), [], 9)

@@ -1,0 +1,53 @@
+"""The step from projected gradients is the exact one where nothing is lost by the projection."""
+
+from __future__ import annotations
+
+import torch
+
+import ssse
+from ssse.paper.lasting.projected import ProjectedKernel, Projection, margin_of, projected_rows
+from ssse.paper.resnet import ResNet20
+
+
+def network() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = ResNet20(4, 1, (4, 6), 1).double()
+        model(torch.randn(50, 1, 8, 8, dtype=torch.float64))  # statistics that are not those of a new layer
+    x = torch.randn(60, 1, 8, 8, generator=generator, dtype=torch.float64)
+    return model.eval(), x, torch.randint(4, (60,), generator=generator)
+
+
+def test_margins_are_those_of_the_loss():
+    z = torch.randn(7, 4, dtype=torch.float64)
+    y = torch.tensor([0, 1, 2, 3, 0, 1, 2])
+    phi = torch.stack([margin_of(one, label) for one, label in zip(z, y, strict=True)])
+    p = z.softmax(1)[torch.arange(7), y]
+    assert torch.allclose(phi.sigmoid(), p)
+
+
+def test_without_loss_it_is_the_step_of_erase():
+    model, x, y = network()
+    kernel = ProjectedKernel.fit(model, x, y, Projection.of(model, side=10**6))
+    curvature = ssse.Curvature.fit(
+        model, "cross_entropy", [(x, y)], weight_decay=0.05, rows="margin", structure="lowrank", progress=False
+    )
+    forget = torch.arange(0, 60, 7)
+    erasure = ssse.erase(
+        model, curvature, "cross_entropy", [(x[forget], y[forget])], override=ssse.BOUNDS, progress=False
+    )
+    ours = kernel.direction(forget, decay=0.05, damping=0.05)
+    assert float((ours - erasure.direction).norm() / erasure.direction.norm()) < 1e-8
+
+
+def test_projected_inner_products_are_right_on_average():
+    model, x, y = network()
+    exact, _ = projected_rows(model, x[:12], y[:12], Projection.of(model, side=10**6))
+    wanted = exact @ exact.mT
+    found = torch.zeros_like(wanted)
+    for seed in range(60):
+        rows, _ = projected_rows(model, x[:12], y[:12], Projection.of(model, side=4, seed=seed))
+        assert rows.shape[1] < exact.shape[1]
+        found += rows @ rows.mT / 60
+    assert float((found - wanted).norm() / wanted.norm()) < 0.25

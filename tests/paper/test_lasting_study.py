@@ -1,0 +1,187 @@
+"""The study on digits, three in ten labels noise: what lasts, what comes back, and what is read and not made again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ssse.paper.cache import Cache
+from ssse.paper.lasting import methods, networks
+from ssse.paper.lasting.jobs import ALONE, ASCENT, NOTHING, OURS, RETRAINED, Block, Study
+from ssse.paper.lasting.networks import DIGITS, Form, Twins
+from ssse.paper.settings import Settings
+from tests.support.sizes import sized
+
+# Fewer images and epochs, and one request: a fifth of all samples. In full, the form that `ssse reproduce` has.
+_SMALL = replace(
+    DIGITS,
+    recipe=replace(DIGITS.recipe, epochs=30, widths=(8, 16)),
+    images=400,
+    classes=0,
+    share=0.2,
+    lengths=(0.25, 0.35, 0.5),
+)
+FORM: Form = sized(_SMALL, DIGITS)
+LOOKED_AT = (OURS, NOTHING, RETRAINED, ASCENT)
+
+Answers = dict[str, dict[str, Any]]
+
+
+def a_study(folder: Path | None, form: Form = FORM) -> Study:
+    return Study(Settings(device="cpu", cache=Cache(folder), show_progress=False), form)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _digits() -> Iterator[None]:
+    """Whatever form is given: the images are digits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(networks, "DIGITS", FORM)
+        yield
+
+
+def on_s(answer: dict[str, Any], way: str) -> float:
+    return answer[way]["accuracy"]["forgotten"]
+
+
+def what_ascent_hid_comes_back_and_what_ours_erased_does_not(answers: dict[str, Answers]) -> None:
+    """Beside what a retrained network knows of S."""
+    for words, ascended in answers[ASCENT].items():
+        known, ours = on_s(answers[RETRAINED][words], "alone"), answers[OURS][words]
+        before = on_s(answers[NOTHING][words], "alone")
+        assert before - known > 15  # there is something to forget
+        assert on_s(ascended, "alone") < before - 20
+        back = on_s(ascended, "repaired") - on_s(ascended, "alone")
+        assert back > 20  # S comes back, although nobody trained on it
+        assert on_s(ascended, "repaired") - known > 10
+        # Ours is repaired just so, and what S is known better by than it should be is not half of that.
+        assert on_s(ours, "repaired") - known < (on_s(ascended, "repaired") - known) / 2
+        moments = [moment["accuracy"] for moment in ours["moments"]]
+        assert moments[-1] - moments[0] < back / 2  # in eight further epochs
+        assert ours["repaired"]["gap"] < answers[NOTHING][words]["alone"]["gap"]
+
+
+def fine_tuning_forgets_next_to_nothing(answers: dict[str, Answers]) -> None:
+    for words, answer in answers[NOTHING].items():
+        known = on_s(answers[RETRAINED][words], "alone")
+        forgotten = on_s(answer, "alone") - on_s(answer, "repaired")
+        assert forgotten < (on_s(answer, "alone") - known) / 3
+
+
+def blocks_hold_what_they_must(answers: dict[str, Answers]) -> None:
+    study = a_study(None)
+    epochs = [1, 3, 8]
+    for name, by_request in answers.items():
+        assert list(by_request) == [removal.words for removal in study.ground.removals]
+        for removal in study.ground.removals:
+            answer = by_request[removal.words]
+            assert len(answer["alone"]["phi"]) == len(removal.forget)
+            assert [moment["epoch"] for moment in answer["moments"]] == [0, *epochs]
+            if name != RETRAINED:
+                assert len(answer["along"]) == 1 + FORM.recipe.epochs // 10
+                assert answer["along"][0] == pytest.approx(on_s(answer, "alone"))
+                assert answer["moments"][0]["accuracy"] == pytest.approx(on_s(answer, "repaired"))
+    for answer in answers[OURS].values():
+        tried = {one["length"]: one["shortfall"] for one in answer["trials"]}
+        assert answer["length"] in FORM.lengths
+        assert tried[answer["length"]] == min(tried.values())
+    for answer in answers[RETRAINED].values():
+        assert answer["alone"]["gap"] == 0
+        assert answer["alone"]["kl"] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.long
+def test_the_study(tmp_path, monkeypatch):
+    """Computed once: it takes seconds. Then read, as by another process: nothing is trained, fitted or solved."""
+    study = a_study(tmp_path)
+    answers = {name: study.numbers(Block(name, 0)) for name in LOOKED_AT}
+    what_ascent_hid_comes_back_and_what_ours_erased_does_not(answers)
+    fine_tuning_forgets_next_to_nothing(answers)
+    blocks_hold_what_they_must(answers)
+
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(methods, "train_lanes", never)
+    study = a_study(tmp_path)
+    again = {name: study.numbers(Block(name, 0)) for name in LOOKED_AT}
+    assert again == json.loads(json.dumps(answers))
+    directions, told = study.steps(0)
+    assert set(directions) == set(told["requests"]) == {removal.words for removal in study.ground.removals}
+    assert all(told["requests"][words]["residual"] < 1e-6 for words in directions)
+    assert study.settings.cache.made == 0
+    with pytest.raises(AssertionError, match="trained again"):
+        study.numbers(Block("labels", 0))
+
+
+def untrained(form: Form, folder: Path | None = None) -> Study:
+    """With networks of every seed that were never trained."""
+    study = a_study(folder, form)
+    ground, sample = study.ground, (study.ground.x[:8], study.ground.y[:8])
+    twins = {}
+    for seed in range(form.seeds + form.shadows):
+        torch.manual_seed(seed)
+        model = form.recipe.network(len(ground.names), 1).eval()
+        twins[seed] = Twins(seed, model, {removal.words: model for removal in ground.removals}, 1.0, sample)
+    study.__dict__["twins"] = twins
+    return study
+
+
+def test_every_block_has_a_key_of_its_own(monkeypatch):
+    form = replace(FORM, seeds=2, shadows=2)
+    monkeypatch.setattr(networks, "DIGITS", form)
+    study = untrained(form)
+    blocks = study.blocks()
+    assert len(set(blocks)) == len(blocks)
+    assert {block.seed for block in blocks} == {0, 1, 2, 3}
+    keys = {study.key(block) for block in blocks}
+    assert len(keys) == len(blocks)
+    some = [Block(OURS, 0), Block(NOTHING, 0)]
+    assert {untrained(form).key(block) for block in some} <= keys
+    steps = {study.step_key(seed, rows) for seed in range(4) for rows in ("margin", "empirical")}
+    assert len(steps) == 8
+    for other in (
+        replace(form, recipe=replace(form.recipe, rate=0.2)),
+        replace(form, images=390),
+        replace(form, noise=0.2),
+        replace(form, share=0.25),
+        replace(form, held_out=100),
+        replace(form, lengths=(0.25, 0.5)),
+    ):
+        monkeypatch.setattr(networks, "DIGITS", other)
+        assert not {untrained(other).key(block) for block in some} & keys, other
+
+
+def test_opponents_of_the_first_seed_alone(monkeypatch):
+    form = replace(FORM, seeds=2, opponents_of_all_seeds=False)
+    monkeypatch.setattr(networks, "DIGITS", form)
+    later = {block.method for block in untrained(form).blocks() if block.seed == 1}
+    assert later == {OURS, NOTHING, ALONE, RETRAINED}
+
+
+def test_directions_and_what_is_told_of_them_are_whole_or_made_anew(tmp_path, monkeypatch):
+    """Another process may have ended between the two, or be there just now: nobody is told nothing."""
+    study = untrained(FORM, tmp_path)
+    solved = []
+
+    def solve(self: Study, twins: Twins, rows: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        solved.append(rows)
+        return {"a": torch.ones(3)}, {"fit_seconds": 1.5}
+
+    monkeypatch.setattr(Study, "_solve", solve)
+    key = study.step_key(0)
+    study.settings.cache.tensors(key, lambda: {"a": torch.ones(3)})  # what is told of it was not yet written
+    for _ in range(2):
+        directions, told = study.steps(0)
+        assert torch.equal(directions["a"], torch.ones(3))
+        assert told == {"fit_seconds": 1.5}
+    assert solved == ["margin"]
+    (tmp_path / f"{key}-told").unlink()
+    assert untrained(FORM, tmp_path).steps(0)[1] == {"fit_seconds": 1.5}
+    assert untrained(FORM).steps(0)[1] == {"fit_seconds": 1.5}  # without a folder
+    assert len(solved) == 3
