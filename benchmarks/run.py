@@ -43,6 +43,7 @@ SUBJECTS = (
     "sklearn_speed",
     "verdicts",
     "verdict_cases",
+    "network_verdicts",
     "shortened_steps",
 )
 

@@ -137,7 +137,7 @@ def test_lora_secret(run):
     assert abs(after - goal) < 0.6 * (goal - before)
     before, after, _ = numbers_after("loss of a token, all others", printed)
     assert after < before + 0.1
-    assert "verdict: caution" in printed  # a network is never vouched for
+    assert "verdict: caution" in printed  # a network without a probe
 
 
 def test_many_requests(run):

@@ -286,6 +286,19 @@ def test_a_step_of_nothing():
         still(retained, forget, samples("012", "012", 2))
 
 
+def test_a_kept_probe_that_the_whole_step_ruins_does_not_stop_the_search():
+    model, forget = networks.original(), networks.part(networks.forgotten())
+    ((x, y),) = networks.part(torch.arange(networks.TRAINED, len(digits()[1])))
+    ruined = ssse.erase(model, curvature(), forget=forget, override=ssse.BOUNDS).at(5.0)
+    lost = (model(x).argmax(1) == y) & (ruined(x).argmax(1) != y)
+    assert int(lost.sum()) > 30
+    kept = curvature().with_damping(networks.DECAY / 10).with_probe([(x[lost], y[lost])])
+    with pytest.raises(ssse.Refused) as caught:
+        ssse.erase(model, kept, forget=forget)
+    assert "probe" in caught.value.diagnostics.broken
+    assert erased(curvature=kept, lengths=(0.1,), start=0.1).length == 0.1
+
+
 def test_interrupted_it_leaves_everything_as_it_was(monkeypatch):
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

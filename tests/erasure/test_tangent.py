@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import ssse
+from ssse.erasure.diagnostics import Diagnostics
+from ssse.erasure.networks import TRUSTED_MARGINS, TRUSTED_MARGINS_OF_PROBE, beyond_tangent, distrust_network
 from ssse.errors import InvalidData
 from tests.support import dense, problems
+from tests.support.refusals import refused
 
 DECAY = 1e-2
 
@@ -126,6 +129,60 @@ def test_a_step_twenty_times_too_long_is_seen_by_its_margins():
     assert any("margins of the forgotten samples moved" in reason for reason in found.reasons)
 
 
+def measured(**facts: Any) -> Diagnostics:
+    """A step that everything speaks for, but for these facts."""
+    known: dict[str, Any] = {
+        "margin_error": 0.01,
+        "probe_margin_error": 0.01,
+        "probe_samples": 50,
+        "relative_step": 0.1,
+    }
+    return Diagnostics(
+        k=1, n=100, erased=0, policy="rebase", scale=1.0, damping=DECAY, leave_out=True, residual=False,
+        gradient_norm=0.0, forget_gradient_norm=1.0, **{**known, **facts},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({}, None),
+        (
+            {"margin_error": 1.01 * TRUSTED_MARGINS},
+            "margins of the forgotten samples moved by 0.2 of the way otherwise",
+        ),
+        ({"margin_error": float("inf")}, "margins of the forgotten samples moved by inf"),
+        ({"margin_error": float("nan")}, "margins of the forgotten samples moved by nan"),
+        ({"margin_error": None}, "cannot be measured"),
+        ({"probe_margin_error": 1.01 * TRUSTED_MARGINS_OF_PROBE}, "margins of the probe moved by 0.3 of the way"),
+        ({"probe_samples": None, "probe_margin_error": None}, "pass a probe"),
+    ],
+)
+def test_each_fact_alone_is_a_reason(facts, why):
+    reasons = distrust_network(measured(**facts))
+    assert len(reasons) == (why is not None)
+    assert all(why in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(("error", "length", "refused"), [(1.1, 0.6, True), (1.1, 0.4, False), (0.9, 0.6, False)])
+def test_a_long_step_past_the_tangent_cannot_be_right(error, length, refused):
+    found = beyond_tangent(measured(margin_error=error, relative_step=length))
+    assert bool(found) is refused
+
+
+def test_a_step_past_the_tangent_is_refused_and_can_be_overridden():
+    sample = problems.mlp()
+    curvature, forget = fit(sample, rows="expected"), sample.part(slice(0, 2))
+    scale = 1.3 / ssse.erase(sample.model, curvature, forget=forget, override=("step",)).reach
+    with pytest.raises(
+        ssse.Refused, match=r"1\.3 times as long as θ.*far past where the network is the tangent"
+    ) as caught:
+        ssse.erase(sample.model, curvature, forget=forget, scale=scale)
+    assert caught.value.diagnostics.broken == ("step",)
+    found = ssse.erase(sample.model, curvature, forget=forget, scale=scale, override=("step",)).diagnostics
+    assert (found.verdict, found.overridden) == ("caution", ("step",))
+
+
 def test_a_probe_is_handed_over_once_and_looked_at_by_every_request(tmp_path):
     sample = unseen("binary_cross_entropy")
     probe = sample.part(slice(40, 80))
@@ -164,3 +221,10 @@ def test_a_probe_that_is_empty_is_not_kept():
     sample = unseen("mse")
     with pytest.raises(InvalidData, match="The probe is empty; there is nothing to keep"):
         fit(sample).with_probe([])
+
+
+def test_what_is_to_be_forgotten_may_not_be_kept_as_a_probe():
+    sample = unseen("mse")
+    curvature = fit(sample).with_probe(sample.part(slice(38, 80)))
+    with refused(InvalidData, "2 of the samples to forget are in the probe that the curvature keeps", sample.model):
+        ssse.erase(sample.model, curvature, forget=sample.part(slice(35, 40)))

@@ -131,7 +131,8 @@ def erase_and_repair(
             f"erase_and_repair compares how many samples are right, for the loss cross_entropy, not "
             f"{loss.name}. Use ssse.erase with a scale of your own, then ssse.repair."
         )
-    erasure = erase(model, curvature, loss_fn, forget, scale=1.0, override=("step",), progress=progress)
+    # Its direction alone: how far to go, and what that does to samples that should keep working, is looked at below.
+    erasure = erase(model, curvature, loss_fn, forget, scale=1.0, override=("step", "probe"), progress=progress)
     if erasure.reach == 0:
         raise InvalidSetting("The step for these samples is zero: the model has learnt nothing from them to erase.")
     trainee = Trainee.of(model, curvature.loss if loss_fn is None else loss_fn, retained, curvature.label_key)

@@ -252,7 +252,7 @@ class Curvature:
         do all requests after it.
 
         Inputs and labels are kept as they are, here and in the folder that `save` writes; a `probe=` of `ssse.erase` is
-        not kept anywhere. What a request forgets is not to be among them.
+        not kept anywhere. A request for samples that are among them is refused.
         """
         return replace(self, probe=KeptProbe.of(as_batches(data, self.label_key)))
 

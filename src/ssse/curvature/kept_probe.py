@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ssse.errors import InvalidData
 from ssse.problem.batch_forms import Inputs
-from ssse.problem.batches import check_repeatable, map_inputs, named_inputs, read_batch, without_weights
+from ssse.problem.batches import Batch, check_repeatable, map_inputs, named_inputs, read_batch, without_weights
+from ssse.problem.sample_digests import digest_samples
 
 PREFIX = "probe."
 
@@ -34,6 +36,11 @@ class KeptProbe:
     @property
     def count(self) -> int:
         return sum(len(y) for _, y in self.batches)
+
+    def holds(self, batches: Iterable[Batch]) -> int:
+        """How many of these samples are among its own."""
+        own = np.concatenate([digest_samples(batch, b"") for batch in self.batches])
+        return sum(int(np.isin(digest_samples(without_weights(batch), b""), own).sum()) for batch in batches)
 
     def tensors(self) -> dict[str, Tensor]:
         """As they are stored: `forms` says what they were."""

@@ -103,9 +103,14 @@ class Diagnostics(Assessment):
             "‖∇L(θ*)‖": number(self.gradient_norm),
             **({} if self.solve_residual is None else {"residual of the solve": f"{self.solve_residual:.1e}"}),
             **({"re-weighted": self._reweighted()} if self.reweight_rounds else {}),
+            **({} if self.margin_error is None else {"margins off the tangent": self._off_tangent()}),
             **({} if self.rounding is None else {"rounding": f"{self.rounding:.1%} of the step"}),
             "loss on S": loss,
         }
+
+    def _off_tangent(self) -> str:
+        probe = "" if self.probe_margin_error is None else f", {number(self.probe_margin_error)} on the probe"
+        return f"{number(self.margin_error)} of the way on S{probe}"
 
     def _reweighted(self) -> str:
         times = "once" if self.reweight_rounds == 1 else f"{self.reweight_rounds} times"

@@ -29,7 +29,7 @@ from ssse.erasure.solving import check_reweight, gradient_sum, refuse_impossible
 from ssse.erasure.stages import Stages, showing
 from ssse.erasure.tangent import Tangent
 from ssse.erasure.trust import Step, Trust, measure_swings, measure_trust, trust_by_swing
-from ssse.errors import DoesNotFit, InvalidSetting, Refused
+from ssse.errors import DoesNotFit, InvalidData, InvalidSetting, Refused
 from ssse.problem.batch_statistics import statistics_layers
 from ssse.problem.batches import Batch
 from ssse.problem.fingerprint import Fingerprint
@@ -276,6 +276,11 @@ def erase_from(
     check_reweight(curvature, reweight, leave_out, scale)
     scale = check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
     problem, samples = read_matching(view, curvature, loss_fn, forget)
+    if curvature.probe is not None and (held := curvature.probe.holds(samples.batches)):
+        raise InvalidData(
+            f"{held} of the samples to forget are in the probe that the curvature keeps, and would stay there. Give it "
+            "another: curvature.with_probe(…)."
+        )
     request = _Request(_at_origin(problem, curvature), curvature, samples)
     if leave_out:
         request.check_memory()
