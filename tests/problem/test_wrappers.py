@@ -56,10 +56,10 @@ def subject(dtype: torch.dtype = torch.float64) -> problems.Sample:
 @pytest.mark.parametrize("options", [{}, {"structure": "matrix_free"}, {"parameters": "head"}], ids=str)
 def test_a_wrapped_model_is_worked_on_as_the_one_inside_and_handed_back_wrapped(wrap, options):
     sample = subject()
-    plain = ssse.erase(sample.model, fit(sample, **options), sample.loss, sample.part(slice(0, 2)))
+    plain = ssse.erase(sample.model, fit(sample, damping=1.0, **options), sample.loss, sample.part(slice(0, 2)))
     wrapped = replace(sample, model=wrap(copy.deepcopy(sample.model)))
     before = snapshot(wrapped.model)
-    curvature = fit(wrapped, **options)
+    curvature = fit(wrapped, damping=1.0, **options)
     erasure = ssse.erase(wrapped.model, curvature, sample.loss, sample.part(slice(0, 2)))
     assert snapshot(wrapped.model) == before
     torch.testing.assert_close(erasure.step, plain.step)
@@ -123,7 +123,7 @@ def test_curvatures_with_the_names_of_a_wrapper_can_still_be_used(wrap, tmp_path
 def test_wrapped_models_are_scanned_refined_and_compared(wrap):
     sample = subject()
     wrapped = wrap(copy.deepcopy(sample.model))
-    curvature = fit(replace(sample, model=wrapped), weight_decay=1e-2)
+    curvature = fit(replace(sample, model=wrapped), weight_decay=1e-2, damping=1.0)
     erasure = ssse.erase(wrapped, curvature, sample.loss, sample.part(slice(0, 2)))
     splits = {"forgotten": sample.part(slice(0, 2)), "test": sample.part(slice(2, 30))}
     found = erasure.scan(splits, scales=[0.5, 1.0], retrained=erasure.model, progress=False)
@@ -160,11 +160,11 @@ def test_distributed_data_parallel(tmp_path):
     sample = subject()
     with process_group(tmp_path / "group"):
         wrapped = nn.parallel.DistributedDataParallel(copy.deepcopy(sample.model))
-        curvature = fit(replace(sample, model=wrapped))
+        curvature = fit(replace(sample, model=wrapped), damping=1.0)
         erasure = ssse.erase(wrapped, curvature, sample.loss, sample.part(slice(0, 2)))
         assert type(erasure.model) is nn.parallel.DistributedDataParallel
         torch.testing.assert_close(
-            erasure.step, ssse.erase(sample.model, fit(sample), forget=sample.part(slice(0, 2))).step
+            erasure.step, ssse.erase(sample.model, fit(sample, damping=1.0), forget=sample.part(slice(0, 2))).step
         )
         erasure.model(sample.x).sum().backward()  # it trains on
     with refused(InvalidModel, r"its process group is gone.*Pass model\.module"):
