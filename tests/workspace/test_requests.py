@@ -227,7 +227,6 @@ def test_the_calibrated_scale_is_the_one_that_is_used(tmp_path):
     )
     assert entry.details["scale"] == found.scale
     assert entry.details["method"] == "line_search"
-    assert found.scale != 1
     answer = workspace.erase("a", ids=[str(place) for place in FIRST])
     assert answer.details["scale"] == found.scale
     assert found.curvature.calibrated is not None
