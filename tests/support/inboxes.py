@@ -77,7 +77,7 @@ def check(home: Path, truth: Path, files: int) -> None:
     mine, theirs = (
         [(entry.kind, entry.request) for entry in Workspace(one / "ws").log().entries] for one in (home, truth)
     )
-    assert mine == theirs
+    assert mine == theirs, (mine, theirs)
     assert max(Counter(request for kind, request in mine if kind == "erased").values()) == 1
     weights = [(one / "ws" / "current" / "weights.safetensors").read_bytes() for one in (home, truth)]
     assert weights[0] == weights[1]
