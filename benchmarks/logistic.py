@@ -62,7 +62,7 @@ def train_lbfgs(x: Tensor, y: Tensor, decay: float, start: Tensor, tolerance: fl
 
     # ‖∇L‖ does not fall at every step; 300 passes without a new low mean that float32 gives no more.
     while norm > tolerance and done < passes and done - best_at < 300:
-        optimizer.step(objective)  # type: ignore[arg-type]
+        optimizer.step(objective)  # type: ignore[arg-type]  # torch wants a float, and takes the tensor
     final = float(gradient(x, y, weights.detach(), decay)[0].norm())
     return Trained(weights.detach(), final, done, time.perf_counter() - began)
 

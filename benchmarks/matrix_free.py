@@ -116,7 +116,7 @@ def train(x: Tensor, y: Tensor) -> tuple[nn.Linear, float]:
         return float(torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]).norm())
 
     for _ in range(40):
-        optimizer.step(objective)  # type: ignore[arg-type]
+        optimizer.step(objective)  # type: ignore[arg-type]  # torch wants a float, and takes the tensor
         if gradient_norm() <= STOP:
             break
     objective()

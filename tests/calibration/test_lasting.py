@@ -140,6 +140,15 @@ def test_what_is_still_remembered_is_said():
     assert (good.verdict, good.reasons) == ("ok", ())
 
 
+def test_samples_that_are_known_less_than_strangers_are_said():
+    """Wrong on all of S and right on all held-out samples: forgotten too well, which is a trace."""
+    retained, wrong = samples("012" * 20, "012" * 20), samples("1" * 12, "0" * 12, 1)
+    done = still(retained, wrong, samples("0" * 20 + "12" * 20, "0" * 20 + "12" * 20, 2))
+    assert (done.trials[0].seen.forgotten, done.trials[0].seen.expected) == (0, 1)
+    assert done.verdict == "caution"
+    assert done.reasons[0].startswith("S stands out: 0.0% of it are right, and 100.0% of held-out samples")
+
+
 def test_a_model_that_the_repair_has_not_healed_is_said():
     trainee = Trainee.of(by_hand(), "cross_entropy", samples("012" * 20, "012" * 20))
     splits = Splits.of(trainee, samples("0" * 12, "0" * 12, 1), samples("012" * 20, "012" * 20, 2), 72)

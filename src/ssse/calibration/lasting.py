@@ -178,8 +178,13 @@ def _check_lengths(lengths: Sequence[float], start: float) -> list[float]:
 
 def _reasons(chosen: Trial, original: Seen, splits: Splits, lengths: Sequence[float]) -> list[str]:
     seen, reasons = chosen.seen, []
-    over = seen.forgotten - seen.expected
-    if over > max(REMEMBERED, NOISE * splits.error(seen)):
+    over, limit = seen.forgotten - seen.expected, max(REMEMBERED, NOISE * splits.error(seen))
+    if over < -limit:
+        reasons.append(
+            f"S stands out: {seen.forgotten:.1%} of it are right, and {seen.expected:.1%} of held-out samples of its "
+            "kind. Knowing samples less than strangers is a trace of them, too; shorter lengths may leave less of one."
+        )
+    if over > limit:
         longest = " It was the longest that was tried." if chosen.length == lengths[-1] else ""
         reasons.append(
             f"S is still remembered: {seen.forgotten:.1%} of it are right, and {seen.expected:.1%} of held-out samples "

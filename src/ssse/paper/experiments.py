@@ -78,8 +78,8 @@ EXPERIMENTS: Mapping[str, Spec] = {
             "Networks whose erasure lasts: step and repair, beside the strongest opponents",
             PAST,
             data="the files of CIFAR-10",
-            memory="a GPU with about 120 GB; with --scale small 4 GB",
-            time="about 20 min; with --scale small --device cpu: six hours on two cores",
+            memory="a GPU with about 120 GB; with --scale small about 2 GB",
+            time="some tens of minutes; with --scale small --device cpu: hours",
             small=_DIGITS,
         ),
     )
