@@ -1,6 +1,7 @@
 """An inbox that is killed again and again: `python -m tests.support.inboxes FOLDER FILES KILLS`.
 
-In a process of its own, for it forks; KILLS may be "lines". Every request file has one answer in the end, ledger and
+In a process of its own, for it forks; KILLS may be "lines", or "entered" for one kill right after the last erasure was
+entered into the ledger, its old state still there. Every request file has one answer in the end, ledger and
 answers agree, and the model is the one of an inbox that nobody killed. One JSON object of counts is the output.
 """
 
@@ -23,6 +24,7 @@ import torch
 
 from ssse.workspace.commands import inbox
 from ssse.workspace.record import answers
+from ssse.workspace.record.transaction import Transaction
 from ssse.workspace.workspace import Workspace
 from tests.support import kills, workspaces
 
@@ -156,8 +158,34 @@ def at_lines(home: Path, files: int, every: int) -> dict[str, float]:
     return {"files": files, "killed": len(chosen)}
 
 
+def at_entry(home: Path, files: int) -> dict[str, float]:
+    """Once the last erasure is in the ledger. The files after it change nothing, so that nobody else tidies up."""
+    trial, truth, _ = prepared(home, files)
+    erasures = Counter(expected(number) for number in range(files))["erased"]
+    done = 0
+
+    def die_at_the_last() -> None:
+        tidy_up = Transaction.tidy_up
+
+        def tidied(transaction: Transaction) -> None:
+            nonlocal done
+            done += 1
+            if done == erasures:
+                os.kill(os.getpid(), signal.SIGKILL)
+            tidy_up(transaction)
+
+        Transaction.tidy_up = tidied
+
+    assert attempt(trial, prepare=die_at_the_last)
+    assert not attempt(trial)
+    check(trial, truth, files)
+    return {"files": files, "killed": 1}
+
+
 def main(home: Path, files: int, way: str) -> dict[str, float]:
     torch.set_num_threads(1)
+    if way == "entered":
+        return at_entry(home, files)
     if way.startswith("lines"):
         return at_lines(home, files, int(way.removeprefix("lines") or 1))
     return at_random(home, files, int(way))

@@ -206,7 +206,11 @@ class Workspace:
         def erase(request: str, ids: list[str]) -> Erased:
             return self.erase(request, ids=ids)
 
-        box = Inbox(Path(folder), self.folder, erase, self.say, stop or threading.Event())
+        def finish() -> None:
+            with self._transaction("inbox"):
+                pass  # opening it does
+
+        box = Inbox(Path(folder), self.folder, erase, finish, self.say, stop or threading.Event())
         yield from box.answers(every)
 
     def evaluate(

@@ -2,7 +2,8 @@
 
 The ledger is the truth. Before a request is carried out a claim says how far the ledger was; the answer is read off
 what the ledger has since then. So who is killed anywhere in between writes, when started again, the answer of the first
-outcome: nothing is done twice, and nothing that was done is said to be a repetition.
+outcome: nothing is done twice, and nothing that was done is said to be a repetition. What the killed process left in
+the workspace is finished before that answer: "erased" is not said while the old model is still there.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class Inbox:
 
     Attributes:
         folder: of the request files. workspace: whose ledger has what was done. erase: carries one request out.
+        finish: what a killed command left in the workspace is finished.
         say: hears of files that cannot be answered. stop: ends the loop after the request at hand.
         settled: seconds, as `SETTLED`.
     """
@@ -71,6 +73,7 @@ class Inbox:
     folder: Path
     workspace: Folder
     erase: Callable[[str, list[str]], Erased]
+    finish: Callable[[], None]
     say: Say
     stop: Stop
     settled: float = SETTLED
@@ -189,6 +192,8 @@ class Inbox:
             except InvalidRequest as error:  # all other errors are of the workspace or the machine, and end the inbox
                 return Answer(path.name, digest, asked.request, "refused", error.answer, notes=asked.notes)
             told, _ = self._told(asked, began)
+        elif told is not None:
+            self.finish()
         if before or told is None:
             return Answer(path.name, digest, asked.request, "repeated", BEFORE, notes=asked.notes)
         return self._filled(path, digest, asked, told)
