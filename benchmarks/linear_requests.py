@@ -4,8 +4,8 @@
                    symmetric updates of d × d by ten rows and the copies that any such request must make
     Eraser         softmax, 10 classes × 100 features, 100 samples out: 1,000 rows to 909 parameters, so that a new
                    factor is made; against a cold refit by scikit-learn's defaults
-    torch          softmax, 784 → 10 (d = 7,850; drawn, of the shape of MNIST), n = 10,000, 1,000 samples out: some 2·10¹¹
-                   operations; against L-BFGS from the old weights to ‖∇L‖ ≤ 1e-4
+    torch          softmax, 784 → 10 (d = 7,850; drawn, of the shape of MNIST), n = 10,000, 1,000 samples out: some
+                   2·10¹¹ operations; against L-BFGS from the old weights to ‖∇L‖ ≤ 1e-4
 
 Of each the best of a few rounds in turn. Where the refit is faster, the outcome or the plan has to say so.
 """
