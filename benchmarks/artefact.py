@@ -4,8 +4,8 @@ The floor is to read the files once. A checked load reads and hashes them: by BL
 SHA-256 as version 1 wrote them. Both sides take turns; of each the best round. The request is of 100 samples: one
 triangular solve of B × 101 for every block, 40·101·B² = 7e10 operations, beside a product of that many operations.
 
-40 outputs with the same weights and labels, so that one Gram matrix is that of all of them and the fit is short; neither
-the load nor the request makes use of that.
+40 outputs with the same weights and labels, so that one Gram matrix is that of all of them and the fit is short.
+Neither load nor request makes use of that.
 """
 
 from __future__ import annotations

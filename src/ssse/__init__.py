@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ssse.evaluation.scan import scan as scan
     from ssse.evaluation.splits import four_splits as four_splits
     from ssse.evaluation.table import Evaluation as Evaluation
+    from ssse.intake.file_batches import FileBatches as FileBatches
     from ssse.paper.reproduce import reproduce as reproduce
     from ssse.problem.short_training import Training as Training
     from ssse.verdict import BOUNDS as BOUNDS
@@ -78,6 +79,7 @@ _HOMES = {
     "recalibrate": "ssse.erasure.recalibrate",
     "Repair": "ssse.erasure.repair",
     "repair": "ssse.erasure.repair",
+    "FileBatches": "ssse.intake.file_batches",
     "Training": "ssse.problem.short_training",
     "DoubtfulSetting": "ssse.errors",
     "Refused": "ssse.errors",
@@ -95,6 +97,7 @@ __all__ = [
     "Diagonal",
     "Erasure",
     "Evaluation",
+    "FileBatches",
     "LastingErasure",
     "LowRank",
     "MatrixFree",
