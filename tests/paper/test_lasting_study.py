@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ssse.paper.cache import Cache
-from ssse.paper.lasting import methods, networks
+from ssse.paper.lasting import methods, networks, run
 from ssse.paper.lasting.jobs import ALONE, ASCENT, NOTHING, OURS, RETRAINED, Block, Study
 from ssse.paper.lasting.networks import DIGITS, Form, Twins
 from ssse.paper.settings import Settings
@@ -185,3 +185,17 @@ def test_directions_and_what_is_told_of_them_are_whole_or_made_anew(tmp_path, mo
     assert untrained(FORM, tmp_path).steps(0)[1] == {"fit_seconds": 1.5}
     assert untrained(FORM).steps(0)[1] == {"fit_seconds": 1.5}  # without a folder
     assert len(solved) == 3
+
+
+@pytest.mark.long
+def test_with_a_projected_kernel_it_is_told_from_end_to_end(monkeypatch):
+    """As with --scale large: the true kernel is nobody's, so no residual is told, and one seed has no floor."""
+    few = replace(_SMALL, recipe=replace(_SMALL.recipe, epochs=4), images=200, projected=True, lengths=(0.25,))
+    for place in (networks, run):
+        monkeypatch.setattr(place, "DIGITS", few)
+    result = run.run(Settings(device="cpu", show_progress=False))
+    cost = next(table for table in result.tables if table.title == "What ours costs")
+    assert cost.rows[0][cost.columns.index("largest residual")] is None
+    methods_told = {row[0] for table in result.tables if table.title.startswith("Removed") for row in table.rows}
+    assert {"SalUn", "NegGrad+", "retrained"} <= methods_told
+    assert not any("noise floor" in row.method for row in result.summary)

@@ -57,9 +57,10 @@ class Study:
 
     @cached_property
     def twins(self) -> dict[int, Twins]:
-        """Of the seeds that everything is measured on, and of the shadows."""
+        """Of the seeds that everything is measured on, and of the shadows: small networks of a GPU train at once."""
         seeds = list(range(self.form.seeds + self.form.shadows))
-        groups = [seeds] if self.form.shadows else [[seed] for seed in seeds]
+        at_once = self.form.shadows and self.ground.x.is_cuda
+        groups = [seeds] if at_once else [[seed] for seed in seeds]
         return {twins.seed: twins for some in groups for twins in train_twins(self.ground, some)}
 
     @cached_property

@@ -14,7 +14,7 @@ from ssse.paper.lasting.case import Numbers
 from ssse.paper.lasting.drawing import drawings
 from ssse.paper.lasting.findings import findings, targets
 from ssse.paper.lasting.jobs import NOTHING, OURS, RETRAINED, SHADOWED, Study
-from ssse.paper.lasting.networks import DIGITS, FULL, MEDIUM
+from ssse.paper.lasting.networks import DIGITS, FULL, LARGE, MEDIUM
 from ssse.paper.lasting.tables import summary_rows, tables
 from ssse.paper.result import STAND_IN, Result
 from ssse.paper.settings import Settings
@@ -29,7 +29,8 @@ def run(settings: Settings) -> Result:
 
 def measure(settings: Settings) -> dict[str, Any]:
     """Everything that is computed, as numbers and words."""
-    form = DIGITS if settings.data is None else MEDIUM if settings.small else FULL
+    sizes = {"small": MEDIUM, "large": LARGE}
+    form = DIGITS if settings.data is None else sizes.get(settings.scale, FULL)
     study = Study(settings, form)
     answers: dict[str, dict[str, dict[str, Numbers]]] = {}
     for block in settings.each(study.blocks(), "lasting", lambda one: f"{one.method}, seed {one.seed}"):
@@ -37,7 +38,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     main = [str(seed) for seed in range(form.seeds)]
     recipe, first = form.recipe, study.cases[0]
     return {
-        "form": "full" if form is FULL else "small",
+        "form": "full" if form is FULL else "large" if form is LARGE else "small",
         "name": form.name,
         "title": STAND_IN if form is DIGITS else "CIFAR-10",
         "data": study.ground.words,
