@@ -29,7 +29,7 @@ class Form:
     Attributes:
         images: to train on; None: all. held_out: of the test images, to choose settings by; the rest measures.
         classes: how many of the first are removed. rates: shares of a class that go. share: removed at random.
-        seeds: networks are trained with 0, 1, … shadows: seeds beyond those, for U-LiRA.
+        seeds: networks are trained with 0, 1, … shadows: seeds beyond those, for U-LiRA; on a GPU alone.
         noise: share of all labels that are drawn at random, where the images alone leave nothing to remember.
         lengths: of our step, that are tried. opponents_of_all_seeds: or of the first alone.
         projected: whether the kernel is of projected gradients, because the rows fit no memory.
