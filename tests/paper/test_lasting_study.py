@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from ssse.calibration.lengths import DAMPINGS
 from ssse.paper.cache import Cache
 from ssse.paper.lasting import methods, networks, run
 from ssse.paper.lasting.jobs import ALONE, ASCENT, NOTHING, OURS, RETRAINED, Block, Study
@@ -87,9 +88,10 @@ def blocks_hold_what_they_must(answers: dict[str, Answers]) -> None:
                 assert answer["along"][0] == pytest.approx(on_s(answer, "alone"))
                 assert answer["moments"][0]["accuracy"] == pytest.approx(on_s(answer, "repaired"))
     for answer in answers[OURS].values():
-        tried = {one["length"]: one["shortfall"] for one in answer["trials"]}
+        tried = {(one["damping"], one["length"]): one["shortfall"] for one in answer["trials"]}
         assert answer["length"] in FORM.lengths
-        assert tried[answer["length"]] == min(tried.values())
+        assert tried[answer["damping"], answer["length"]] == min(tried.values())
+        assert {damping for damping, _ in tried} == {times * FORM.recipe.decay for times in DAMPINGS}
     for answer in answers[RETRAINED].values():
         assert answer["alone"]["gap"] == 0
         assert answer["alone"]["kl"] == pytest.approx(0, abs=1e-9)
@@ -112,7 +114,8 @@ def test_the_study(tmp_path, monkeypatch):
     again = {name: study.numbers(Block(name, 0)) for name in LOOKED_AT}
     assert again == json.loads(json.dumps(answers))
     directions, told = study.steps(0)
-    assert set(directions) == set(told["requests"]) == {removal.words for removal in study.ground.removals}
+    wanted = {methods.softened(removal.words, times) for removal in study.ground.removals for times in DAMPINGS}
+    assert set(directions) == set(told["requests"]) == wanted
     assert all(told["requests"][words]["residual"] < 1e-6 for words in directions)
     assert study.settings.cache.made == 0
     with pytest.raises(AssertionError, match="trained again"):

@@ -32,7 +32,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     """Everything that is computed, as numbers and words."""
     sizes = {"small": MEDIUM, "large": LARGE}
     form = DIGITS if settings.data is None else sizes.get(settings.scale, FULL)
-    if settings.torch_device().type == "cpu":
+    if form.shadows and settings.torch_device().type == "cpu":
         form = replace(form, shadows=0)  # networks of as many more seeds as U-LiRA needs: hours on a CPU
     study = Study(settings, form)
     answers: dict[str, dict[str, dict[str, Numbers]]] = {}
@@ -86,9 +86,9 @@ def _notes(numbers: Mapping[str, Any]) -> list[str]:
         "Gap: the mean absolute difference in accuracy to the network that was retrained with the same seed, over D∖S, "
         "S and the test samples of the removed kind and of the others (three splits where samples go at random), in "
         "points. Held-out samples that anything was chosen by are not among the test samples.",
-        "Our length is chosen by S, held-out samples and what stays, as ssse.erase_and_repair chooses it. The settings "
-        "of the opponents are those of a grid with the smallest gap to the retrained network itself, on the first "
-        "request of the kind with the first seed: more than a user could know.",
+        "Damping and length of our step are chosen by S, held-out samples and what stays, as ssse.erase_and_repair "
+        "does. The settings of the opponents are those of a grid with the least gap to the retrained network itself, "
+        "on the first request of the kind with the first seed: more than a user could know.",
         "Repair: the same for all, as ssse.repair trains; BatchNorm statistics from up to 10,000 samples of D∖S. "
         "Fine-tuning is the repair of the original. Each opponent trains for as many epochs as the repair has.",
         "Tried and dropped: margin rows of held-out samples as a guard in the curvature (no better after the repair, "
