@@ -39,6 +39,7 @@ def main(_: Path) -> None:
         x = np.lib.format.open_memmap(scratch / "x.npy", "w+", np.float32, (SAMPLES, FEATURES))
         y = np.empty((SAMPLES, 1), dtype=np.float32)
         w = rng.standard_normal((FEATURES, 1), dtype=np.float32)
+        some = np.empty((0, FEATURES), dtype=np.float32)
         for start in range(0, SAMPLES, SIZE):
             some = rng.standard_normal((len(x[start : start + SIZE]), FEATURES), dtype=np.float32)
             x[start : start + SIZE] = some

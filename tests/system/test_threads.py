@@ -3,7 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
-import numpy as np
 import pytest
 import scipy.linalg  # noqa: F401  # the second library
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -12,7 +11,6 @@ from ssse.system.threads import SMALL, threads_for
 
 
 def threads() -> set[int]:
-    np.ones((2, 2)) @ np.ones((2, 2))
     return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
 
 

@@ -154,7 +154,7 @@ class _Lines:
     def read(self, opened: Any, start: int, count: int) -> np.ndarray:
         lines = np.empty((count, *self.shape[1:]), dtype=self.dtype)
         opened.seek(self.offset + start * self.width)
-        place = memoryview(lines).cast("B")
+        place = lines.reshape(-1).view(np.uint8).data
         while place:
             got = opened.readinto(place)
             if not got:

@@ -84,7 +84,8 @@ def largest_generalized_eigenvalue(a: np.ndarray, b: np.ndarray, inverse: np.nda
         start = np.random.default_rng(0).normal(size=size)  # fixed: the same request must give the same numbers
         for tolerance, most in ((COARSE, CLEARLY_BELOW), (0.0, np.inf)):
             with suppress(ArpackError):
-                found = float(eigsh(a, 1, b, v0=start, Minv=inverse, tol=tolerance, return_eigenvectors=False)[0])
+                options = {"v0": start, "Minv": inverse, "tol": tolerance}  # its stubs say that tol is whole
+                found = float(eigsh(a, 1, b, **options, return_eigenvectors=False)[0])  # type: ignore[arg-type]
                 largest = found * (1 + max(2 * tolerance, 1e-9)) + 1e-13
                 if largest < most and potrf(largest * b - a, lower=1)[1] == 0:
                     return largest

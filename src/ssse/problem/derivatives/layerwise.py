@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, vjp, vmap
+from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from ssse.problem.batch_forms import Inputs
 from ssse.problem.derivatives.settings import kernels
@@ -32,7 +33,7 @@ from ssse.problem.derivatives.ways import (
 )
 from ssse.problem.view import ModelView
 
-WEIGHT = {1: nn.grad.conv1d_weight, 2: nn.grad.conv2d_weight, 3: nn.grad.conv3d_weight}
+WEIGHT = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 AT_A_TIME = {"cpu": 2**21, "cuda": 2**28}  # bytes of a convolution's samples at once
 
