@@ -14,6 +14,7 @@ Of each the best of a few rounds in turn. Where the refit is faster, the outcome
 from __future__ import annotations
 
 import copy
+import os
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,7 @@ def main(_: Path) -> None:
         report.at_most(f"{case[0]}: a request over a refit", case[1] / case[2], 1, "×")
     silent = sum(case[1] > case[2] and not case[3] for case in (*cases, pixels))
     report.at_most("requests dearer than a refit of which nothing says so", silent, 0)
+    report.notes.append(f"Processes that wanted a core meanwhile, on average of a minute: {os.getloadavg()[0]:.0f}.")
     report.numbers = {"stream": stream, "floor": floor, "cases": [list(case) for case in (*cases, pixels)]}
     report.finish()
 

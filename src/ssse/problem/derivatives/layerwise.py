@@ -33,7 +33,7 @@ from ssse.problem.derivatives.ways import (
 )
 from ssse.problem.view import ModelView
 
-WEIGHT = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
+WEIGHT: dict[int, Callable[..., Tensor]] = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 AT_A_TIME = {"cpu": 2**21, "cuda": 2**28}  # bytes of a convolution's samples at once
 
