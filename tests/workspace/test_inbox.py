@@ -139,7 +139,7 @@ def test_a_file_that_is_being_written_is_waited_for(made, tmp_path):
     put(box, "a.json", '["s3"', old=False)
     put(box, "b.csv", "id\ns4\n", old=False)
 
-    def erase(request: str, ids: list[str]) -> Erased:
+    def erase(request: str, ids: list[str], due: str | None) -> Erased:
         raise AssertionError(f"{request} was asked for")
 
     asked = Inbox(box, made.workspace.folder, erase, lambda: None, now.append, stop, settled=60.0)
@@ -272,7 +272,7 @@ def test_one_file_does_not_stop_the_others(made, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Inbox, "_read", unreadable)
     asked = Inbox(
-        box, made.workspace.folder, lambda r, ids: made.workspace.erase(r, ids=ids), lambda: None, said.append, Event()
+        box, made.workspace.folder, lambda r, ids, due: made.workspace.erase(r, ids=ids, due=due), lambda: None, said.append, Event()
     )
     assert [answer.file for answer in asked.answers(None)] == ["d.json"]
     assert list(asked.answers(None)) == []

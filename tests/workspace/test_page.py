@@ -18,7 +18,7 @@ from ssse.evaluation.table import Evaluation
 from ssse.rendering.templates import visible
 from ssse.workspace.page import words
 from ssse.workspace.page.page import render
-from ssse.workspace.page.story import Request, Story
+from ssse.workspace.record.story import Request, Story
 from ssse.workspace.record.describe import describe, number
 from ssse.workspace.record.ledger import Entry
 from ssse.workspace.record.published import published

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ssse.workspace.proof.proofs import Proof
+from ssse.workspace.record.decision import Decision
 from ssse.workspace.record.ledger import Entry
 from ssse.workspace.record.published import exact, published, published_details, published_reason
 
@@ -135,12 +136,14 @@ class Reported(CommandResult):
 @dataclass(frozen=True)
 class Log(CommandResult):
     """`head`: the hash of the newest entry. `pending`: requests that were received and are not finished; `held`: those
-    that were carried out and wait for `confirm` or `revert`."""
+    that were carried out and wait for `confirm` or `revert`. `decisions`: for each request that the entries are of,
+    whether it may be closed, and what to do if not."""
 
     entries: list[Entry]
     head: str
     pending: list[str]
     held: list[str]
+    decisions: list[Decision] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -148,6 +151,7 @@ class Log(CommandResult):
             "head": self.head,
             "pending": self.pending,
             "held": self.held,
+            "decisions": [decision.to_dict() for decision in self.decisions],
         }
 
     def exact(self) -> dict[str, Any]:

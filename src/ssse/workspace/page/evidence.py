@@ -9,9 +9,9 @@ from ssse.evaluation.table import Evaluation
 from ssse.rendering.document import PageFigure
 from ssse.rendering.numbers import NOTHING
 from ssse.workspace.page import figures, words
-from ssse.workspace.page.story import Entry, Story
 from ssse.workspace.record import describe
 from ssse.workspace.record.published import bucket, enough
+from ssse.workspace.record.story import Entry, Story
 
 
 def evaluation(story: Story) -> dict[str, Any] | None:

@@ -10,10 +10,10 @@ from ssse.rendering.numbers import NOTHING, duration
 from ssse.rendering.templates import template
 from ssse.verdict import probe_in_words
 from ssse.workspace.page import evidence, figures, words
-from ssse.workspace.page.story import Entry, Request, Story
 from ssse.workspace.record import describe, ledger
 from ssse.workspace.record.published import PUBLIC
 from ssse.workspace.record.residues import REPLACED, what_remains
+from ssse.workspace.record.story import Entry, Request, Story
 
 SHOWN = 20  # requests and entries in view when there are many
 FEW = 30  # up to here all are in view
