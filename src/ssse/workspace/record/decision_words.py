@@ -20,7 +20,7 @@ LABELS: dict[Action, tuple[str, str]] = {
     "retrain": ("✘ Retrain", "no"),
 }
 SEERS = {
-    "kl_forgotten": "the KL divergence from a retrained model on S",
+    "kl_forgotten": "the divergence of the predictions from a retrained model's (KL)",
     "distance": "the distance of the weights from a retrained model's",
     "resurfacing": "a harmless training on the other samples, along which what was only hidden comes back "
     "(`--resurfacing`)",
@@ -84,7 +84,7 @@ def _verdict(facts: Mapping[str, Any]) -> str:
     return UNVOUCHED.format(facts.get("verdict") or "not recorded", over)
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
 
 
@@ -95,7 +95,7 @@ def _several(names: Sequence[str], one: str, more: str) -> str:
 def _vouched(facts: Mapping[str, Any]) -> str:
     said = "The erasure is vouched for: the verdict is ok."
     if facts.get("by"):
-        said += f" Measured too: by {_listed(facts['by'])} it is where a retrained model is."
+        said += f" Measured too: by {listed(facts['by'])} it is where a retrained model is."
     elif facts.get("too_few"):
         said += " What was measured on so few samples is not shown here."
     return said
@@ -103,7 +103,7 @@ def _vouched(facts: Mapping[str, Any]) -> str:
 
 def _measured(facts: Mapping[str, Any]) -> str:
     return (
-        f"The verdict is {facts.get('verdict') or 'not recorded'}, and it was measured: by {_listed(facts['by'])}, "
+        f"The verdict is {facts.get('verdict') or 'not recorded'}, and it was measured: by {listed(facts['by'])}, "
         f"which {_several(facts['by'], 'tells', 'tell')} the original model from a retrained one, the erased model is "
         f"where the retrained one is.{_together(facts)}"
     )
@@ -121,10 +121,10 @@ def _nothing_to_see(facts: Mapping[str, Any]) -> str:
     else:
         said = (
             "What was measured has nothing to see: on these samples the model that knew them does as the one that was "
-            f"retrained without them ({_listed(facts['blind'])})."
+            f"retrained without them ({listed(facts['blind'])})."
         )
     seers = [SEERS[name] for name in facts["would_see"]]
-    return f"{said} What would have: {_listed(seers)}." if seers else said
+    return f"{said} What would have: {listed(seers)}." if seers else said
 
 
 def _held(facts: Mapping[str, Any]) -> str:
@@ -151,10 +151,10 @@ _WHY: dict[Because, Callable[[Mapping[str, Any]], str]] = {
     ),
     "audit_failed": lambda f: (
         "Somebody who sees only how sure the model is of its answers can still tell the erased samples from samples it "
-        f"never saw: {_listed(f['audits'])} failed. {IN_TWENTY}"
+        f"never saw: {listed(f['audits'])} failed. {IN_TWENTY}"
     ),
     "still_different": lambda f: (
-        f"The verdict is {f.get('verdict') or 'not recorded'}, but by {_listed(f['by'])} the erased model is not where "
+        f"The verdict is {f.get('verdict') or 'not recorded'}, but by {listed(f['by'])} the erased model is not where "
         "a retrained one is: more than a tenth of the way is left."
     ),
     "held": _held,

@@ -57,6 +57,11 @@ def void_audits(table: Table) -> list[str]:
     return [_title(table, key) for key in ATTACKS if _fails(table, key, RETRAINED)]
 
 
+def failures(table: Table, key: str) -> list[str]:
+    """Models that fail an audit."""
+    return [name for name in table.get("models") or () if _fails(table, key, name)]
+
+
 def lacking(table: Table) -> list[str]:
     """Models without which it cannot be said whether a measure has anything to see."""
     return [name for name in (ORIGINAL, RETRAINED) if name not in (table.get("models") or ())]
@@ -143,10 +148,10 @@ def _title(table: Table, key: str) -> str:
 
 
 TITLES = {
-    "accuracy_forgotten": "the accuracy on S",
+    "accuracy_forgotten": "the accuracy on the erased samples",
     "attack": "the attack by confidence",
-    "calibrated_attack": "the attack by confidence beyond a retrained model's",
-    "kl_forgotten": "the KL divergence from the retrained model on S",
-    "resurfacing_rise": "the rise of the accuracy on S along a harmless training",
+    "calibrated_attack": "the attack by confidence, less that of a retrained model",
+    "kl_forgotten": "the divergence of the predictions from a retrained model's (KL)",
+    "resurfacing_rise": "what comes back along a harmless training",
     "distance": "the distance of the weights from a retrained model's",
 }
