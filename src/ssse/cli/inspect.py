@@ -234,6 +234,8 @@ def verify(
             screen.headline(f"The weights are what erasing '{replay.request}' gives, {how}.")
         screen.detail("\n".join(verification.checked))
         screen.tell(f"head  {verification.head}")  # in one piece, whatever the terminal's width
+        if verification.tree is not None:
+            screen.tell(f"tree  {verification.tree}")
         if key:
             part = "All" if verification.signed == verification.entries else "Of its entries"
             screen.tell(f"{part} {verification.signed:,} are signed by the key.")

@@ -14,6 +14,7 @@ from ssse.workspace.proof.proofs import Proof
 from ssse.workspace.record.decision import Decision
 from ssse.workspace.record.ledger import Entry
 from ssse.workspace.record.published import exact, published, published_details, published_reason
+from ssse.workspace.record.receipt import Receipt
 
 if TYPE_CHECKING:
     from ssse.evaluation.table import Evaluation
@@ -171,6 +172,18 @@ class Proved(CommandResult):
 
 
 @dataclass(frozen=True)
+class Receipted(CommandResult):
+    """`page`, `data`: the files that were written."""
+
+    receipt: Receipt
+    page: Path
+    data: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"page": str(self.page), "data": str(self.data), "receipt": self.receipt.body}
+
+
+@dataclass(frozen=True)
 class Upgraded(CommandResult):
     """`entry`: of the leaves; None where they were there. `gained`: what it has now and had not, in words."""
 
@@ -201,6 +214,7 @@ class Verification(CommandResult):
         interrupted: the command that was under way when a process died, which the next command finishes.
         signed: how many entries are signed. anchored: how many heads of an anchor the ledger continues.
         recomputed: what the replay of a request came to, where one was asked for.
+        tree: one hash of the newest head as a whole, by which receipts and proofs may be checked; None without leaves.
     """
 
     damages: list[tuple[str, str]]
@@ -212,6 +226,7 @@ class Verification(CommandResult):
     signed: int = 0
     anchored: int = 0
     recomputed: Recomputed | None = None
+    tree: str | None = None
 
     @property
     def files(self) -> int:
@@ -227,6 +242,7 @@ class Verification(CommandResult):
             "damages": [{"file": name, "what": what} for name, what in self.damages],
             "notes": self.notes,
             "head": self.head,
+            "tree": self.tree,
             "entries": self.entries,
             "files": self.files,
             "interrupted": self.interrupted,

@@ -28,6 +28,7 @@ from ssse.workspace.results import (
     Fitted,
     Log,
     Proved,
+    Receipted,
     Repaired,
     Reported,
     Settled,
@@ -264,6 +265,17 @@ class Workspace:
 
         path = None if output is None else Path(output)
         return report(self.folder, path, wait=self.wait, waiting=self._waiting)
+
+    def receipt(self, request: str, output: PathLike | None = None, *, ids: Sequence[str] | None = None) -> Receipted:
+        """Check the workspace and write a receipt of one request: a page, and its data beside it.
+
+        `output`: FILE.html, with FILE.json beside it; receipt-REQUEST.html here if not given. `ids`: those that the
+        request named, if they are to stand in it.
+        """
+        from ssse.workspace.commands.receipt import receipt
+
+        path = None if output is None else Path(output)
+        return receipt(self.folder, request, path, ids=ids, wait=self.wait, waiting=self._waiting)
 
     def log(self, request: str | None = None) -> Log:
         """The ledger, or what belongs to one request; also while another command is at work."""
