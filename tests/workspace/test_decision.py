@@ -82,7 +82,8 @@ def decided(made: Book, request: str = "r", now: str = LATER) -> Decision:
 
 
 def held() -> Book:
-    return erased("caution", held=True, why_held=["The verdict is 'caution'."])
+    old = {"weights": "shred", "curvature": "shred"}
+    return erased("caution", held=True, why_held=["The verdict is 'caution'."], old=old)
 
 
 def reverted() -> Book:

@@ -115,6 +115,6 @@ def _signed_as_named(receipt: Receipt) -> bool:
     text = naming[-1]["details"].get("public_key") if naming else None
     key = None if text is None else PublicKey.from_text(text)
     if key is None or not head.signatures:
-        return not head.signatures
+        return key is None and not head.signatures
     value = head.signatures[0].value
     return head.signatures == (key.signature(head.origin, value),) and key.signed(head.text().encode(), value)

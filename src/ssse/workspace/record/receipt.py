@@ -22,7 +22,7 @@ from ssse.workspace.record.answers import named_by
 from ssse.workspace.record.decision import Decision, decisions
 from ssse.workspace.record.describe import describe
 from ssse.workspace.record.details import read_details
-from ssse.workspace.record.residues import what_remains
+from ssse.workspace.record.residues import REPLACED, what_remains
 from ssse.workspace.record.sight import failed_audits, sights, void_audits
 from ssse.workspace.record.story import Request, Story
 
@@ -215,12 +215,16 @@ def _evidence(story: Story, request: Request) -> dict[str, Any] | None:
 
 
 def _remains(story: Story, request: Request) -> list[dict[str, str]]:
+    """As it was said when the request was sealed; a repair since has made some of it untrue."""
+    if request.state not in ("held", "erased"):
+        return []
+    repaired = story.last("repaired")
+    since = repaired is not None and repaired["seq"] > request.entries["erased"]["seq"]
     if request.state == "held":
         created = story.all("created")[0]["details"]
-        erased, repaired = read_details("erased", request.details("erased")), story.last("repaired")
-        since = repaired is not None and repaired["seq"] > request.entries["erased"]["seq"]
-        return what_remains(erased, created, held=True, repaired=since)
-    return list(request.details("sealed").get("remains") or ()) if request.state == "erased" else []
+        return what_remains(read_details("erased", request.details("erased")), created, held=True, repaired=since)
+    lines = list(request.details("sealed").get("remains") or ())
+    return [line for line in lines if not since or line["what"] not in REPLACED]
 
 
 def _head(head: Checkpoint) -> dict[str, Any]:
