@@ -104,6 +104,7 @@ def _decision_row(one: Decision) -> dict[str, Any]:
         "when": decision_words.when(one),
         "commands": decision_words.commands(one),
         "meant": decision_words.placeholders(one),
+        "overdue": one.overdue,
     }
 
 
@@ -114,7 +115,7 @@ def _closing(judged: Sequence[Decision]) -> str:
     overdue = f" {describe.whole(late)} {'is' if late == 1 else 'are'} overdue." if late else ""
     if len(judged) == 1:
         return f"It may {'' if closed else 'not '}be closed{'' if closed else ' yet'}.{overdue}"
-    return f"{describe.whole(closed)} of them may be closed.{overdue}"
+    return f"{describe.whole(closed) if closed else 'Not one'} of them may be closed.{overdue}"
 
 
 def _summary(story: Story, judged: Sequence[Decision]) -> dict[str, Any]:

@@ -151,7 +151,7 @@ _WHY: dict[Because, Callable[[Mapping[str, Any]], str]] = {
     ),
     "audit_failed": lambda f: (
         "Somebody who sees only how sure the model is of its answers can still tell the erased samples from samples it "
-        f"never saw: {listed(f['audits'])} failed. {IN_TWENTY}"
+        f"never saw: {listed(f['audits'])} {_several(f['audits'], 'finds', 'find')} them. {IN_TWENTY}"
     ),
     "still_different": lambda f: (
         f"The verdict is {f.get('verdict') or 'not recorded'}, but by {listed(f['by'])} the erased model is not where "
