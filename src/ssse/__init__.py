@@ -125,10 +125,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in _PACKAGES:
-        return import_module(f"ssse.{name}")
-    if name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
+    if name in _PACKAGES or name in _HOMES:
+        from ssse.system.extras import needed_for
+
+        with needed_for(f"ssse.{name}"):
+            home = import_module(_HOMES.get(name, f"ssse.{name}"))
+        value = home if name in _PACKAGES else getattr(home, name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'ssse' has no attribute {name!r}")
