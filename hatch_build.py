@@ -21,7 +21,7 @@ class OutsideOfTheRepository(MetadataHookInterface):
     """hatchling calls it, for every wheel and sdist."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        repository = os.environ.get("SSSE_REPOSITORY", self.config.get("repository", "")).rstrip("/")
+        repository = str(os.environ.get("SSSE_REPOSITORY") or self.config.get("repository", "")).rstrip("/")
         if repository and not repository.startswith("https://"):
             raise ValueError(f"repository is an address such as https://HOST/OWNER/ssse, not {repository!r}.")
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
