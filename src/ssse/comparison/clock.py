@@ -12,8 +12,9 @@ class Clock:
     """`with clock as taken: …`, then `taken.seconds`."""
 
     def __init__(self, device: torch.device):
-        self.device = device
-        self.seconds = 0.0
+        self.device: torch.device = device
+        self.seconds: float = 0.0
+        self._started: float = 0.0
 
     def __enter__(self) -> Self:
         self._wait()
