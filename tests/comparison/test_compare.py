@@ -20,6 +20,7 @@ from ssse.comparison.compare import WITHOUT_RETRAINED, WITHOUT_TEST
 from ssse.comparison.methods import METHODS, USUAL
 from ssse.demo import Digits
 from ssse.errors import InvalidSetting
+from tests.support.evaluation_problems import number
 
 DECAY, LOSS = demo.WEIGHT_DECAY, demo.LOSS
 ROOT = Path(__file__).parent.parent.parent
@@ -63,13 +64,14 @@ def test_the_numbers_are_those_of_each_method_by_itself():
         for measure in expected.measures:
             wanted = expected[name, measure.key]
             assert found[name, measure.key] == (None if wanted is None else pytest.approx(wanted, rel=1e-6, abs=1e-9))
-    assert found["SSSE", "kl_forgotten"] < 0.1 * found["original", "kl_forgotten"]
+    table = found.evaluation
+    assert number(table, "SSSE", "kl_forgotten") < 0.1 * number(table, "original", "kl_forgotten")
 
 
 def test_costs_stand_beside_accuracies():
     found = few()
     for name in FEW:
-        assert found[name, "seconds"] > 0
+        assert number(found.evaluation, name, "seconds") > 0
         assert found[name, "reads_data"] == METHODS[name].reads_data
         has_curvature = name in ("SSSE", "SSD")
         assert (found[name, "seconds_once"] is not None) == has_curvature
@@ -118,7 +120,7 @@ def test_retraining_is_done_once_a_seed_with_random_numbers_of_its_own():
     assert torch.equal(torch.random.get_rng_state(), before)
     assert found.evaluation.seeds["retrained"] == 2
     assert "noise floor" in str(found)
-    assert found["retrained", "seconds"] > 0
+    assert number(found.evaluation, "retrained", "seconds") > 0
     assert len(found.figure().axes) == 3
 
 
