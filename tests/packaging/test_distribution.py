@@ -98,3 +98,17 @@ def test_the_conda_recipe_asks_for_what_pyproject_asks_for():
     assert asked(recipe["requirements"]["run_constraints"]) == set(beside)
     (script,) = PYPROJECT["project"]["scripts"].items()
     assert recipe["build"]["python"]["entry_points"] == [" = ".join(script)]
+
+
+def test_the_changelog_has_the_form_that_it_names():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    versions = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert versions[0] == "Unreleased"
+    assert versions[1].startswith(f"{__version__} ")
+    for part in re.split(r"^## .*$", text, flags=re.MULTILINE)[1:]:
+        kinds = re.findall(r"^### (.*)$", part, re.MULTILINE)
+        assert kinds
+        assert kinds == [
+            kind for kind in ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security") if kind in kinds
+        ]
+        assert not re.search(r"^- ", part.split("\n### ")[0], re.MULTILINE)
