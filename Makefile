@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: venv demo test test-long test-random lint check bench clean
+.PHONY: venv demo docs test test-long test-random lint check bench clean
 
 venv: $(READY)
 
@@ -16,6 +16,12 @@ $(READY): pyproject.toml constraints.txt witness.txt
 
 demo: venv
 	$(BIN)/ssse demo
+
+# Into out/site; notebooks and examples are run, two at a time, and whatever is wrong ends it.
+docs: export OMP_NUM_THREADS = 1
+docs: venv
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/sphinx-build --jobs 2 --fail-on-warning --quiet --conf-dir docs . out/site
+	@echo 'The site: out/site/index.html'
 
 test: lint check
 

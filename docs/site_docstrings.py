@@ -1,0 +1,64 @@
+"""Docstrings on the site: each gets its example of reference/examples.toml, and no sign in it is taken for markup."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+
+EXAMPLES: dict[str, dict[str, str]] = tomllib.loads((Path(__file__).parent / "reference" / "examples.toml").read_text())
+CODE = re.compile(r"(``.*?``|`[^`]*`)")
+MADE_BY_USERS = {"Dense", "Diagonal", "LowRank", "MatrixFree", "Recurrence", "Training"}
+ON_ONE_LINE = re.compile(r"(Args|Raises|Returns|Attributes): (.+)")
+
+
+def example_of(name: str) -> str | None:
+    """Of the whole name of a public object; those of classes have their own."""
+    for page in sorted(EXAMPLES, key=len, reverse=True):
+        if name.startswith(f"{page}.") and (found := EXAMPLES[page].get(name.removeprefix(f"{page}."))):
+            return found.strip()
+    return None
+
+
+def as_text(line: str) -> str:
+    """|α| is no substitution, and n_erased_ no link, outside of code."""
+    parts = CODE.split(line)
+    parts[::2] = [re.sub(r"(?<=\w)_(?!\w)", r"\\_", part.replace("|", r"\|")) for part in parts[::2]]
+    return "".join(parts)
+
+
+def with_paragraphs(lines: list[str]) -> Iterator[str]:
+    """'Args: x: what it is.' on one line is a paragraph of its own, and what continues it is part of it."""
+    inside = False
+    for line in lines:
+        if found := ON_ONE_LINE.fullmatch(line):
+            inside = True
+            yield from ("", f"**{found[1]}:** {found[2]}")
+        else:
+            inside = inside and line.startswith(" ")
+            yield line.strip() if inside else line
+
+
+def with_example(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    lines[:] = [as_text(line) for line in with_paragraphs(lines)]
+    if example := example_of(name):
+        lines += ["", ".. code-block:: python", "", *(f"   {line}" for line in example.splitlines()), ""]
+
+
+def without_what_nobody_calls(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str, str | None] | None:
+    """Most dataclasses are what functions return: how to make one is of no interest."""
+    returned_only = what == "class" and is_dataclass(obj) and name.rpartition(".")[2] not in MADE_BY_USERS
+    return ("", returned) if returned_only else None
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("autodoc-process-docstring", with_example, priority=400)  # before napoleon, which makes markup of it
+    app.connect("autodoc-process-signature", without_what_nobody_calls)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
