@@ -27,7 +27,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
     "site_docstrings",
-    "site_start",
+    "site_finish",
 ]
 
 # Markdown
@@ -72,6 +72,7 @@ html_theme = "furo"
 html_title = "ssse"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_show_sourcelink = False
 html_copy_source = False
 html_show_sphinx = False

@@ -14,6 +14,7 @@ from sphinx.application import Sphinx
 EXAMPLES: dict[str, dict[str, str]] = tomllib.loads((Path(__file__).parent / "reference" / "examples.toml").read_text())
 CODE = re.compile(r"(``.*?``|`[^`]*`)")
 MADE_BY_USERS = {"Dense", "Diagonal", "LowRank", "MatrixFree", "Recurrence", "Training"}
+SECTION = re.compile(r"(Args|Raises|Returns|Attributes|Yields):")
 ON_ONE_LINE = re.compile(r"(Args|Raises|Returns|Attributes): (.+)")
 
 
@@ -32,20 +33,27 @@ def as_text(line: str) -> str:
     return "".join(parts)
 
 
-def with_paragraphs(lines: list[str]) -> Iterator[str]:
-    """'Args: x: what it is.' on one line is a paragraph of its own, and what continues it is part of it."""
-    inside = False
+def as_markup(lines: list[str]) -> Iterator[str]:
+    """'Args: x: what it is.' on one line is a paragraph; what is indented, and under no heading, is code."""
+    within, before = "text", ""
     for line in lines:
+        if line and not line.startswith(" "):
+            within = "section" if SECTION.fullmatch(line) else "text"
         if found := ON_ONE_LINE.fullmatch(line):
-            inside = True
-            yield from ("", f"**{found[1]}:** {found[2]}")
+            within = "one line"
+            yield from ("", as_text(f"**{found[1]}:** {found[2]}"))
+        elif within == "one line":
+            yield as_text(line.strip())
+        elif within == "text" and line.startswith("    ") and not before:
+            within = "code"
+            yield from ("::", "", line)
         else:
-            inside = inside and line.startswith(" ")
-            yield line.strip() if inside else line
+            yield line if within == "code" else as_text(line)
+        before = line
 
 
 def with_example(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = [as_text(line) for line in with_paragraphs(lines)]
+    lines[:] = as_markup(lines)
     if example := example_of(name):
         lines += ["", ".. code-block:: python", "", *(f"   {line}" for line in example.splitlines()), ""]
 

@@ -106,6 +106,8 @@ def test_network_that_forgets(run):
     assert memory["original"] > 95
     assert memory["the same, repaired"] > memory["after gradient ascent"] + 20  # hidden, and back
     assert memory["after step and repair"] < (memory["original"] + memory["retrained"]) / 2  # erased, for the most part
+    ascended = numbers_after("gradient ascent", printed)
+    assert ascended[-1] > ascended[0] + 20
     along = numbers_after("step and repair", printed)
     assert along[-1] < along[0] + 10
 
