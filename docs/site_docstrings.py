@@ -54,6 +54,8 @@ def as_markup(lines: list[str]) -> Iterator[str]:
 
 def with_example(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     lines[:] = as_markup(lines)
+    if what in ("attribute", "data", "property"):
+        lines.insert(0, "")  # before its first colon stands a word of a sentence, and not a type
     if example := example_of(name):
         lines += ["", ".. code-block:: python", "", *(f"   {line}" for line in example.splitlines()), ""]
 

@@ -54,7 +54,8 @@ onload = () => leave([...document.querySelectorAll("iframe")].map(look));
 """
 AXE = """
 const rules = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"];
-axe.run(document, {runOnly: rules, resultTypes: ["violations"], iframes: false})
+const loaded = new Promise(done => document.readyState === "complete" ? done() : addEventListener("load", done));
+loaded.then(() => axe.run(document, {runOnly: rules, resultTypes: ["violations"], iframes: false}))
   .then(r => leave(r.violations.map(v => ({rule: v.id, nodes: v.nodes.map(n => n.html.slice(0, 200))}))))
   .catch(error => leave([{rule: "axe failed", nodes: [String(error)]}]));
 """
