@@ -18,8 +18,15 @@ project = "ssse"
 author = "the authors of ssse"
 version = release = ssse.__version__
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "docs/gallery/*.rst", "benchmarks/README.md", "results/**.md", "*.md"]
-exclude_patterns = [".venv", "out", "README.md"]  # the start page says what the README says
+include_patterns = [
+    "docs/**.md",
+    "docs/gallery/*.rst",
+    "benchmarks/README.md",
+    "results/**.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+]
+exclude_patterns = [".venv", "out"]
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",

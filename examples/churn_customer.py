@@ -71,9 +71,9 @@ def draw(models: dict[str, Any]) -> Figure:
     """What each model thinks of the ways to pay."""
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     ax = figure.add_subplot()
+    columns = list(models["trained"]["columns"].get_feature_names_out())
+    ways = [column for column in columns if "payment" in column]
     for place, (name, model) in enumerate(models.items()):
-        columns = list(model["columns"].get_feature_names_out())
-        ways = [column for column in columns if "payment" in column]
         heights = [coefficients(model)[columns.index(way)] for way in ways]
         ax.bar(np.arange(len(ways)) + 0.27 * (place - 1), heights, 0.25, label=name, color=COLOURS[place])
     ax.set_xticks(range(len(ways)), [way.rpartition("_")[2] for way in ways])
