@@ -104,7 +104,7 @@ def commands(page: str) -> list[list[str]]:
         if kind == "console":
             found += [shlex.split(line[2:]) for line in lines if line.startswith("$ ")]
         else:
-            code = [line for line in lines if not line.startswith(("!", ":tags:"))]
+            code = [line for line in lines if not line.startswith(("!", "%", ":tags:"))]
             found += [["python", "\n".join(code)]] if code else []
             found += [shlex.split(line[1:]) for line in lines if line.startswith("!")]
     return found
