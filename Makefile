@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: venv demo test test-long test-random lint check bench dist wheel-test release clean
+.PHONY: venv demo docs test test-long test-random lint check bench dist wheel-test release clean
 
 venv: $(READY)
 
@@ -16,6 +16,12 @@ $(READY): pyproject.toml constraints.txt witness.txt
 
 demo: venv
 	$(BIN)/ssse demo
+
+# Into out/site; notebooks and examples are run, two at a time, and whatever is wrong ends it.
+docs: export OMP_NUM_THREADS = 1
+docs: venv
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/sphinx-build --jobs 2 --fail-on-warning --quiet --conf-dir docs . out/site
+	@echo 'The site: out/site/index.html'
 
 test: lint check
 
@@ -55,4 +61,4 @@ release: wheel-test
 		|| { echo "No address: set repository in pyproject.toml under [tool.hatch.metadata.hooks.custom]." >&2; exit 1; }
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis out dist
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis out dist docs/gallery

@@ -1,4 +1,7 @@
-"""A network forgets half of the threes: SSSE beside its baselines, and everything beside the noise floor.
+"""Methods side by side
+====================
+
+A network forgets half of the threes: SSSE beside its baselines, and everything beside the noise floor.
 
 Three retrained models of different seeds say how much two honest retrainings differ: a gap below that floor means
 nothing. The same from the command line is `ssse compare`.
