@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.intake.messages import did_you_mean, reading, require_file
+from ssse.system.extras import needed_for
 
 BYTES = 2**26  # of a batch, where its size is not given
 PARQUET = "a parquet file"
@@ -186,8 +187,6 @@ def _numbers(column: Any, name: str, path: Path) -> np.ndarray:
 
 
 def _pyarrow(path: Path) -> Any:
-    try:
+    with needed_for(f"Reading '{path}'"):
         import pyarrow.parquet as pq  # not needed by anything else, and slow to import
-    except ImportError as error:
-        raise InvalidSetting(f"Reading '{path}' needs pyarrow: pip install 'ssse[tables]'.") from error
     return pq

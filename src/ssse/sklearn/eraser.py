@@ -125,7 +125,7 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
 
         Raises:
             Refused: the samples cannot have been in the training data, or the rest does not determine a model.
-            Nothing is changed then, nor by any other error.
+                Nothing is changed then, nor by any other error.
         """
         started = time.perf_counter()
         overridden = check_override(override)
