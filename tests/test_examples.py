@@ -72,19 +72,22 @@ def test_choose_the_scale(run, tmp_path):
 
 def test_compare_methods(run, tmp_path):
     printed = run("compare_methods.py")
-    methods = ["original", "SSSE", "gradient ascent", "IU", "fine-tuning", "SSD"]
-    header = next(line for line in printed.splitlines() if "original" in line)
-    assert re.split(r" {2,}", header.strip()) == [*methods, "retrained (×3)", "noise floor"]
-    rows = {
-        label: dict(zip(methods, numbers_after(label, printed), strict=False))
-        for label in ("δ on S (0 = retrained)", "KL(retrained ‖ model), S", "parameter distance (0 = retrained)")
-    }
-    for values in rows.values():
-        assert min(values, key=lambda name: values[name]) == "SSSE"
-    assert rows["δ on S (0 = retrained)"]["original"] == rows["parameter distance (0 = retrained)"]["original"] == 1
-    assert rows["KL(retrained ‖ model), S"]["SSSE"] < 0.3 * rows["KL(retrained ‖ model), S"]["original"]
-    accuracies = dict(zip(methods, numbers_after("D∖S", printed), strict=False))
-    assert min(accuracies.values()) > 98
+    methods = ["original", "SSSE", "SSSE, refined", "SSSE of the paper", "gradient ascent", "fine-tuning", "NegGrad+"]
+    table = printed.splitlines()
+    titles = re.split(r" {2,}", table[0].strip())
+    rows = {cells[0]: cells[1:] for line in table[2:] if len(cells := re.split(r" {2,}", line.strip())) > 5}
+    assert {*methods, "SSD", "retrained (×3)"} <= rows.keys()
+    divergence, gap = (
+        {name: float(rows[name][titles.index(title)]) for name in methods} for title in ("KL on S", "mean gap")
+    )
+    assert min(divergence, key=lambda name: divergence[name]) == "SSSE, refined"
+    assert divergence["SSSE"] < 0.3 * divergence["original"]
+    assert divergence["SSSE"] < min(divergence[name] for name in methods[3:])
+    assert gap["SSSE, refined"] < gap["SSSE"] < gap["original"]
+    assert min(float(rows[name][0]) for name in methods) > 98
+    assert {name: rows[name][-1] for name in ("SSSE", "NegGrad+")} == {"SSSE": "no", "NegGrad+": "yes"}
+    assert re.search(r"^noise floor +\S+ ± ", printed.replace("\n ", "\n"), re.MULTILINE)
+    assert "chosen by looking at the retrained model" in printed
     assert (tmp_path / "compare_methods.svg").stat().st_size > 10_000
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ssse.calibration.criteria import Undecided as Undecided
     from ssse.calibration.lasting import LastingErasure as LastingErasure
     from ssse.calibration.lasting import erase_and_repair as erase_and_repair
+    from ssse.comparison.compare import compare as compare
+    from ssse.comparison.table import MethodComparison as MethodComparison
     from ssse.curvature import Curvature as Curvature
     from ssse.curvature import plan as plan
     from ssse.curvature.choices import Dense as Dense
@@ -62,6 +64,8 @@ _HOMES = {
     "four_splits": "ssse.evaluation.splits",
     "scan": "ssse.evaluation.scan",
     "Undecided": "ssse.calibration.criteria",
+    "MethodComparison": "ssse.comparison.table",
+    "compare": "ssse.comparison.compare",
     "Curvature": "ssse.curvature",
     "Dense": "ssse.curvature.choices",
     "Diagonal": "ssse.curvature.choices",
@@ -98,6 +102,7 @@ __all__ = [
     "LastingErasure",
     "LowRank",
     "MatrixFree",
+    "MethodComparison",
     "Recurrence",
     "Refinement",
     "Refused",
@@ -109,6 +114,7 @@ __all__ = [
     "Workspace",
     "baselines",
     "calibrate",
+    "compare",
     "erase",
     "erase_and_repair",
     "evaluate",
@@ -125,10 +131,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in _PACKAGES:
-        return import_module(f"ssse.{name}")
-    if name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
+    if name in _PACKAGES or name in _HOMES:
+        from ssse.system.extras import needed_for
+
+        with needed_for(f"ssse.{name}"):
+            home = import_module(_HOMES.get(name, f"ssse.{name}"))
+        value = home if name in _PACKAGES else getattr(home, name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'ssse' has no attribute {name!r}")

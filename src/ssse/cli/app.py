@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ssse.cli import answers, demo, inbox, inspect, record, repair, reproduce, requests
+from ssse.cli import answers, compare, demo, inbox, inspect, record, repair, reproduce, requests
 from ssse.cli.console import EXIT_CODES, complain_of_usage, refuse_nul
 from ssse.system.version import __version__
 
@@ -53,12 +53,14 @@ for _command in (
     inbox.inbox,
     inspect.evaluate,
     inspect.report,
+    record.receipt,
     inspect.log,
     inspect.verify,
     record.key,
     record.prove,
     record.check,
     record.upgrade,
+    compare.compare,
     demo.demo,
     reproduce.reproduce,
 ):
