@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 
 START = """<!DOCTYPE html>
 <html lang="en">
@@ -40,6 +41,8 @@ def finish(app: Sphinx, failed: Exception | None) -> None:
         return
     for path in Path(app.outdir).rglob("*.html"):
         page = text = path.read_text(encoding="utf-8")
+        if "cell_output" in page and "Traceback (most recent call last)" in page:  # a `!` of Jupyter never fails
+            raise ExtensionError(f"A command of the notebook on {path} failed; its page shows how.")
         for old, new in NAMES:
             text = text.replace(old, new) if new not in text else text
         text = SIGNATURE.sub(signature_without_a_list, text)

@@ -101,6 +101,7 @@ def commands(page: str) -> list[list[str]]:
     found = []
     blocks = re.findall(r"```(console|python|\{code-cell\} ipython3)\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     for kind, block in blocks:
+        block = re.sub(r"\A---\n.*?\n---\n", "", block, flags=re.DOTALL)  # what a cell says about itself
         lines = block.replace("\\\n", " ").splitlines()
         if kind == "console":
             found += [shlex.split(line[2:]) for line in lines if line.startswith("$ ")]
