@@ -56,6 +56,7 @@ class Choice(ABC):
     kind: ClassVar[str]
     takes_blocks: ClassVar[bool] = False
     needs_count: ClassVar[bool] = False
+    shared: ClassVar[bool] = True  # whether several processes can fit it
 
     @property
     def knows_samples(self) -> bool:
@@ -237,6 +238,7 @@ class Recurrence(Choice):
     kind = "recurrence"
     takes_blocks = True
     needs_count = True
+    shared = False
 
     def cost(self, extent: Extent) -> Cost:
         """Every row is a step that reads and writes a whole block."""

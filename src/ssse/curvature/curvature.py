@@ -17,9 +17,12 @@ from torch import Tensor, nn
 from ssse.curvature.choices import STORED, Choice, StructureName, as_choice
 from ssse.curvature.decay import Circumstances, estimate_decay, note_on_decay
 from ssse.curvature.estimates import Plan, Wanted
-from ssse.curvature.fit import Fitted, fit_structure, prepare
+from ssse.curvature.fit import Fitted, fit_structure, group_of, prepare
 from ssse.curvature.kept_probe import KeptProbe
 from ssse.curvature.lowrank import LowRankStructure
+from ssse.curvature.shared import is_shared
+from ssse.curvature.shared_dense import SharedDense
+from ssse.curvature.shared_lowrank import SharedLowRank
 from ssse.curvature.structure import Structure
 from ssse.errors import BrokenArtefact, DoubtfulSetting, InvalidData, InvalidSetting
 from ssse.problem.fingerprint import Fingerprint
@@ -28,10 +31,13 @@ from ssse.problem.losses import LossLike
 from ssse.problem.parameters import BlockChoice, Layout, LinearShape
 from ssse.problem.problem import Problem
 from ssse.problem.sample_counts import FEW, Counted
+from ssse.problem.shares import deal
 from ssse.problem.view import ParameterChoice
 from ssse.rows.kinds import RowChoice, RowKind
 from ssse.rows.score_sums import ScoreSums
+from ssse.system.group import Group, current_group
 from ssse.system.progress import say
+from ssse.system.shards import write_shards
 from ssse.system.store import CURVATURE, read_folder, reading_entries, write_folder
 
 WORTH_A_WORD = 5.0  # seconds of a fit, from which on it is told what it will do
@@ -168,8 +174,11 @@ class Curvature:
         """
         damping = check_damping(damping, weight_decay)
         wanted = Wanted(rows, rows_per_batch, seed, as_choice(structure), blocks, dtype)
-        data = as_batches(data, label_key)
-        prepared = prepare(model, loss_fn, parameters, data, wanted, memory_budget, n, damping)
+        data, group = as_batches(data, label_key), group_of(model)
+        share = None if group.size == 1 else deal(data, group, max(rows_per_batch, 1))
+        prepared = prepare(
+            model, loss_fn, parameters, data, wanted, memory_budget, n, damping, group=group, share=share
+        )
         if on_plan is not None:
             on_plan(prepared.plan)
         elif prepared.plan.seconds > WORTH_A_WORD:
@@ -219,6 +228,11 @@ class Curvature:
     def damping(self) -> float:
         """λ, such that M = RᵀR + nλI. Erasing keeps it: what remains is damped by (n−k)λ."""
         return self.structure.ridge / self.samples_held
+
+    @property
+    def device(self) -> torch.device:
+        tensors = self.structure.state().values() if self.gradient is None else (self.gradient,)
+        return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
     @property
     def samples_held(self) -> int:
@@ -279,25 +293,39 @@ class Curvature:
         return merge_shards(shards, n)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write a new folder, atomically; see `ssse.system.store`."""
-        tensors = dict(self.structure.state())
-        if self.gradient is not None:
+        """Write a new folder, atomically; see `ssse.system.store`.
+
+        In a process group all processes call it, and each writes what it holds, to a file system that all of them see.
+        """
+        group, tensors = current_group(self.device), dict(self.structure.state())
+        if not (group.first or is_shared(self.structure)):
+            tensors = {}
+        if self.gradient is not None and group.first:
             tensors["gradient"] = self.gradient
-        if self.joint is not None:
+        if self.joint is not None and group.first:
             tensors["joint_theta"] = self.joint.theta
             tensors["joint_removed_gradient"] = self.joint.removed_gradient
-        if self.probe is not None:
+        if self.probe is not None and group.first:
             tensors |= self.probe.tensors()
-        write_folder(folder, CURVATURE, tensors, self._manifest())
+        if group.size > 1:
+            write_shards(folder, CURVATURE, tensors, self._manifest(), group)
+        else:
+            write_folder(folder, CURVATURE, tensors, self._manifest())
 
     @classmethod
     def load(
         cls, folder: str | os.PathLike[str], *, verify: bool = True, device: str | torch.device = "cpu"
     ) -> Curvature:
-        """Map a stored curvature. `verify` checks the digest of every tensor, which reads them once."""
-        tensors, manifest = read_folder(folder, CURVATURE, verify, torch.device(device))
+        """Map a stored curvature. `verify` checks the digest of every tensor, which reads them once.
+
+        In a process group all processes call it; one that several processes have fitted is dealt out to those that are
+        here now, however many.
+        """
+        group = current_group(torch.device(device))
+        with group.together():
+            tensors, manifest = read_folder(folder, CURVATURE, verify and group.first, torch.device(device))
         with reading_entries(folder, manifest):
-            return cls._from_manifest(tensors, manifest)
+            return cls._from_manifest(tensors, manifest, group)
 
     def _manifest(self) -> dict[str, Any]:
         return {
@@ -331,7 +359,7 @@ class Curvature:
         }
 
     @classmethod
-    def _from_manifest(cls, tensors: dict[str, Tensor], manifest: dict[str, Any]) -> Curvature:
+    def _from_manifest(cls, tensors: dict[str, Tensor], manifest: dict[str, Any], group: Group) -> Curvature:
         model = manifest["model"]
         names, shapes = tuple(model["names"]), tuple(tuple(shape) for shape in model["shapes"])
         linear = None if manifest["linear"] is None else LinearShape(**manifest["linear"])
@@ -342,7 +370,7 @@ class Curvature:
             theta, removed = tensors.pop("joint_theta"), tensors.pop("joint_removed_gradient")
             joint = JointState(theta, removed, manifest["joint"]["leave_out"], manifest["joint"]["n"])
         return cls(
-            structure=restore_structure(manifest["structure"], tensors, linear),
+            structure=restore_structure(manifest["structure"], tensors, linear, group),
             kind=RowKind(**manifest["rows"]),
             layout=Layout(names, shapes),
             linear=linear,
@@ -435,9 +463,15 @@ def check_scale(scale: float) -> float:
     return float(scale)
 
 
-def restore_structure(saved: dict[str, Any], tensors: dict[str, Tensor], linear: LinearShape | None) -> Structure:
+def restore_structure(
+    saved: dict[str, Any], tensors: dict[str, Tensor], linear: LinearShape | None, group: Group
+) -> Structure:
     if saved["kind"] not in STORED:
         raise BrokenArtefact(f"Unknown structure '{saved['kind']}' in the manifest.")
+    if "tiles" in saved:
+        return SharedLowRank.from_state(tensors, saved, saved["ridge"], linear, group)
+    if saved["kind"] == SharedDense.kind and group.size > 1:
+        return SharedDense.from_state(tensors, saved, saved["ridge"], linear, group)
     return STORED[saved["kind"]].from_state(tensors, saved, saved["ridge"], linear)
 
 

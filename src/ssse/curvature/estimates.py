@@ -137,6 +137,7 @@ class Task:
         n: samples, where known. budget: bytes of memory that a plan may take. trial: what one sample costs.
         free: bytes at this moment, which a plan is held against once it is made; None: not asked.
         damping: λ, where it is known: it decides how many steps conjugate gradients take.
+        processes: that fit together; `budget` and `free` are of each.
     """
 
     problem: Problem
@@ -147,6 +148,7 @@ class Task:
     trial: Trial
     free: int | None = None
     damping: float | None = None
+    processes: int = 1
 
 
 def estimate(task: Task, way: Wanted) -> Plan:

@@ -36,16 +36,21 @@ class TruncatedBuilder(Builder):
         dtype = next(iter(self.full.parts[0].tensors().values())).dtype
         self.full.parts = [part.to(torch.float64) for part in self.full.parts]
         rows = StackedRows(self.full.parts)
-        values, vectors = torch.linalg.eigh(self.full.kernel())  # of the lower triangle, ascending
-        floor = float(values[-1]) * len(values) * torch.finfo(values.dtype).eps
-        rank = min(self.rank, int((values > floor).sum()))
-        if rank == 0:
-            raise InvalidData("Every row is zero; there is no direction to keep.")
-        vectors, values = vectors[:, -rank:], values[-rank:]
+        values, vectors = leading(self.full.kernel(), self.rank)
         basis = torch.linalg.qr(rows.transposed_times(vectors) / values.sqrt()).Q  # Vᵀ = Σ⁻¹UᵀR, made orthonormal
         inside = rows.times(basis)
         core = DampedGram.factorise((inside.mT @ inside).to(dtype), ridge, "directions")
         return TruncatedStructure(basis.mT.contiguous().to(dtype), core, ridge)
+
+
+def leading(kernel: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Its largest eigenvalues, ascending, and their vectors; of the lower triangle, and at most those above zero."""
+    values, vectors = torch.linalg.eigh(kernel)
+    floor = float(values[-1]) * len(values) * torch.finfo(values.dtype).eps
+    kept = min(rank, int((values > floor).sum()))
+    if kept == 0:
+        raise InvalidData("Every row is zero; there is no direction to keep.")
+    return values[-kept:], vectors[:, -kept:]
 
 
 class TruncatedStructure(Structure):

@@ -46,7 +46,8 @@ class Kind:
 CURVATURE = Kind("curvature", "the curvature of a PyTorch model", "Curvature.save", "ssse.Curvature.load(…)")
 ERASER = Kind("scikit-learn", "the sums of a scikit-learn model", "Eraser.save", "ssse.sklearn.Eraser.load(…)")
 TENSORS = Kind("tensors", "cached tensors", "`ssse reproduce`", "`ssse reproduce`")
-KINDS = {kind.name: kind for kind in (CURVATURE, ERASER, TENSORS)}
+CHECKPOINT = Kind("checkpoint", "a part of a fit", "Curvature.fit", "Curvature.fit(…, checkpoint=…)")
+KINDS = {kind.name: kind for kind in (CURVATURE, ERASER, TENSORS, CHECKPOINT)}
 
 
 def write_folder(
@@ -70,12 +71,21 @@ def write_folder(
         parts = _group_into_files(tensors)
         for name, group in parts.items():
             save_file({key: value.detach().cpu().contiguous() for key, value in group.items()}, temporary / name)
-        digests = _digests({name: {k: v for k, v in group.items()} for name, group in parts.items()})
-        forms = {key: _form(value) for key, value in tensors.items()}
-        about = {"format": FORMAT_VERSION, "kind": kind.name, "library": versions()}
-        body = {**about, **manifest, "tensors": digests, "forms": forms}
-        body["digest"] = _digest_manifest(body)
-        (temporary / MANIFEST).write_text(json.dumps(body, indent=1, ensure_ascii=False), encoding="utf-8")
+        write_manifest(temporary, kind, manifest, digests_of(parts), forms_of(tensors))
+
+
+def write_manifest(
+    folder: Path,
+    kind: Kind,
+    manifest: Mapping[str, Any],
+    digests: Mapping[str, Mapping[str, str]],
+    forms: Mapping[str, list[Any]],
+) -> None:
+    """`digests`: file → tensor → digest. `forms`: tensor → dtype and shape."""
+    about = {"format": FORMAT_VERSION, "kind": kind.name, "library": versions()}
+    body = {**about, **manifest, "tensors": digests, "forms": forms}
+    body["digest"] = _digest_manifest(body)
+    (folder / MANIFEST).write_text(json.dumps(body, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def read_folder(
@@ -105,7 +115,7 @@ def read_folder(
             if _form(value) != manifest["forms"][key]:
                 raise BrokenArtefact(f"'{path}' was altered: tensor '{key}' has another shape or dtype.")
     if verify:
-        for name, digests in _digests(files).items():
+        for name, digests in digests_of(files).items():
             for key, digest in digests.items():
                 if digest != manifest["tensors"][name][key]:
                     raise BrokenArtefact(f"'{source / name}' was altered: tensor '{key}' does not match its digest.")
@@ -172,7 +182,7 @@ def _group_into_files(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tens
     return files
 
 
-def _digests(files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, str]]:
+def digests_of(files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, str]]:
     """In threads: hashing releases the interpreter, and is what a checked load costs."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         pending = {
@@ -180,6 +190,10 @@ def _digests(files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, s
             for name, group in files.items()
         }
         return {name: {key: job.result() for key, job in group.items()} for name, group in pending.items()}
+
+
+def forms_of(tensors: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+    return {key: _form(value) for key, value in tensors.items()}
 
 
 def _form(tensor: Tensor) -> list[Any]:
