@@ -16,8 +16,15 @@ import torch.multiprocessing as mp
 
 def run_processes(work: Callable[..., None], processes: int, *args: Any) -> None:
     """`work(rank, *args)` in each; what one of them raises is raised here, and ends the others."""
+    mp.start_processes(_begin, (work, args), nprocs=processes, start_method=server().get_start_method())
+
+
+def server() -> Any:
+    """Forks processes that have imported everything already, one thread each."""
+    context = mp.get_context("forkserver")
     os.environ["OMP_NUM_THREADS"] = "1"  # for those that are started
-    mp.spawn(_begin, (work, args), nprocs=processes)
+    context.set_forkserver_preload(["ssse.erasure.erase", "tests.support.problems"])
+    return context
 
 
 def _begin(rank: int, work: Callable[..., None], args: tuple[Any, ...]) -> None:

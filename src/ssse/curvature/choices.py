@@ -145,9 +145,9 @@ class LowRank(Choice):
 
     def builder(self, ground: Ground) -> Builder:
         if self.rank is not None:
-            return TruncatedBuilder(self.rank, ground.dtype)
+            return TruncatedBuilder(self.rank, ground.dtype, ground.linear)
         wider = None if self.working(ground.dtype) == ground.dtype else self.working(ground.dtype)
-        return LowRankBuilder(ground.salt, ground.dtype, ground.blocks, wider)
+        return LowRankBuilder(ground.salt, ground.dtype, ground.blocks, wider, ground.linear)
 
     def __str__(self) -> str:
         if self.kernel == "float64":

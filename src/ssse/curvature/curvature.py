@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ssse.curvature.checkpoints import EVERY
 from ssse.curvature.choices import STORED, Choice, StructureName, as_choice
 from ssse.curvature.decay import Circumstances, estimate_decay, note_on_decay
 from ssse.curvature.estimates import Plan, Wanted
-from ssse.curvature.fit import Fitted, fit_structure, group_of, prepare
+from ssse.curvature.fit import Fitted, declared, fit_structure, going_on, group_of, prepare
 from ssse.curvature.kept_probe import KeptProbe
 from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.shared import is_shared
@@ -31,7 +32,7 @@ from ssse.problem.losses import LossLike
 from ssse.problem.parameters import BlockChoice, Layout, LinearShape
 from ssse.problem.problem import Problem
 from ssse.problem.sample_counts import FEW, Counted
-from ssse.problem.shares import deal
+from ssse.problem.shares import check_streams, deal
 from ssse.problem.view import ParameterChoice
 from ssse.rows.kinds import RowChoice, RowKind
 from ssse.rows.score_sums import ScoreSums
@@ -128,8 +129,13 @@ class Curvature:
         label_key: str | None = None,
         progress: bool = True,
         on_plan: Callable[[Plan], None] | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_seconds: float = EVERY,
     ) -> Curvature:
         """Compute the curvature of a trained model, once, in one pass over its training data.
+
+        Inside an initialised `torch.distributed` process group all processes call it with the same arguments, and fit
+        together (docs/scale.md): data that can be read at any place is dealt out, a stream is each process's own.
 
         Args:
             model: the trained model, in eval mode (or doing the same in training mode). It is not changed.
@@ -167,6 +173,9 @@ class Curvature:
                 kept: requests are read in the same way.
             on_plan: told what was chosen and what it will cost, before the long pass; what it raises ends the fit. If
                 not given, and the fit takes more than a few seconds, a terminal is told.
+            checkpoint: a folder in which every process leaves its sums every `checkpoint_seconds`, and on SIGTERM and
+                Ctrl-C. The same call goes on from there, also on another number of processes; when the curvature is
+                there, the folder is removed.
 
         Raises:
             InvalidModel, InvalidData, InvalidSetting: before the long pass wherever possible.
@@ -175,7 +184,11 @@ class Curvature:
         damping = check_damping(damping, weight_decay)
         wanted = Wanted(rows, rows_per_batch, seed, as_choice(structure), blocks, dtype)
         data, group = as_batches(data, label_key), group_of(model)
-        share = None if group.size == 1 else deal(data, group, max(rows_per_batch, 1))
+        if checkpoint is not None:
+            check_streams(data)
+        with group.together():
+            alone = group.size == 1 and checkpoint is None
+            share = None if alone else deal(data, group, max(rows_per_batch, 1))
         prepared = prepare(
             model, loss_fn, parameters, data, wanted, memory_budget, n, damping, group=group, share=share
         )
@@ -185,6 +198,9 @@ class Curvature:
             say(f"Curvature: {prepared.plan}; {prepared.plan.reason}.", progress)
         for doubt in prepared.doubts:
             warnings.warn(doubt, DoubtfulSetting, stacklevel=2)
+        if checkpoint is not None:
+            of = declared(prepared.problem, wanted, damping, share)
+            prepared = going_on(prepared, data, checkpoint, checkpoint_seconds, of)
         fitted = fit_structure(prepared, data, damping, progress)
         return replace(cls._from_fit(prepared.problem, fitted, weight_decay), label_key=label_key)
 

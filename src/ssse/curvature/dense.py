@@ -43,6 +43,13 @@ class DenseBuilder(Builder):
         ]
         return DenseStructure(self.blocks, grams, ridge)
 
+    def since_last(self) -> dict[str, Tensor]:
+        return {f"{i}.square": square for i, square in enumerate(self.squares)}
+
+    def take_in(self, tensors: dict[str, Tensor]) -> None:
+        for i, square in enumerate(self.squares):
+            square += tensors[f"{i}.square"]
+
 
 class DenseStructure(Structure):
     """M, block-diagonal. Exact where one block covers all of θ, or where the blocks do not interact."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ssse.curvature.checkpoints import Checkpoints, Keeper, NotKept
 from ssse.curvature.choices import Ground, MatrixFree
 from ssse.curvature.estimates import Plan, Task, Wanted, picked
 from ssse.curvature.matrix_free import MatrixFreeStructure, RowSource
@@ -34,6 +36,7 @@ from ssse.problem.sample_counts import (
     check_counted,
     check_expected,
     check_worker_split,
+    unexpected,
 )
 from ssse.problem.shares import Share, deal
 from ssse.problem.token_losses import TokenLoss
@@ -50,6 +53,7 @@ from ssse.system.memory import free_memory, memory_budget, spare_memory
 from ssse.system.progress import track, waiting
 
 ACCEPTED_SOLVE_ERROR = 1e-3
+THREADS = "number of threads"
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,13 @@ class Prepared:
     group: Group
     share: Share | None
     doubts: tuple[str, ...] = ()  # about the samples, from a look at the first of them
+    checkpoints: Checkpoints | None = None
+
+    def keeping(self, builder: Builder | None, sums: Sums) -> Keeper | NotKept:
+        if self.checkpoints is None or self.share is None or self.share.places is None:
+            return NotKept()
+        dim = self.problem.layout.dim
+        return Keeper(self.checkpoints, self.group, self.share.places, builder, sums, dim, self.counter)
 
     def check_samples(self, data: Iterable[Any]) -> tuple[Counted, tuple[str, ...]]:
         """When all have passed: how many they were, and what is to be said of it and of the ways that were taken."""
@@ -166,6 +177,26 @@ class Looked:
     seconds: float
 
 
+def going_on(
+    prepared: Prepared, data: Iterable[Any], folder: str | os.PathLike[str], every: float, of: Mapping[str, Any]
+) -> Prepared:
+    """The same fit, with what processes before have left of it in a folder."""
+    group, plan, device = prepared.group, prepared.plan, prepared.problem.device
+    assert prepared.share is not None
+    assert prepared.share.total is not None
+    way = f"{plan.kind}, {plan.structure}, {len(plan.blocks)} blocks, {plan.dtype}"
+    declaration = {name: value for name, value in of.items() if name != THREADS} | {"plan": way}
+    with group.together():
+        checkpoints = Checkpoints.open(folder, declaration, prepared.share.total, every)
+        for part in checkpoints.parts:
+            part.check(data)
+    group.agree(lambda: {"list of checkpoints": [part.path.name for part in checkpoints.parts]})
+    share = deal(data, group, plan.kind.per_batch, checkpoints.done)
+    counter = SampleCounter()
+    batches = counter.watch(read_batch(batch, device) for batch in share.data)
+    return replace(prepared, share=share, counter=counter, batches=batches, checkpoints=checkpoints)
+
+
 def group_of(model: nn.Module) -> Group:
     parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     return current_group(None if parameter is None else parameter.device)
@@ -188,6 +219,8 @@ def look(
     if share is None:
         check_repeatable(data, expected)
         check_expected(data, expected)
+    elif expected is not None and share.total not in (None, expected):
+        raise InvalidData(unexpected(expected, share.total or 0))
     stream = iter(data if share is None or share.whole is None else share.whole)
     seen: list[Batch] = []  # two samples at least: one alone cannot show cross-talk
     fewest = batches_to_compare(data)
@@ -218,7 +251,7 @@ def declared(
         "damping": damping,
         "number of samples": None if share is None else share.total,
         "version of the libraries": ", ".join(f"{name} {number}" for name, number in versions().items()),
-        "number of threads": torch.get_num_threads(),
+        THREADS: torch.get_num_threads(),
     }
 
 
@@ -247,17 +280,21 @@ def fit_structure(prepared: Prepared, data: Iterable[Any], damping: float, progr
         return _fit_matrix_free(prepared, data, batches, plan.structure, builder, damping)
     assert builder is not None
     sums, probe, group = Sums(), None, prepared.group
-    for batch in batches:
-        rows, measured = measure_held(problem, plan.kind, batch, salt or None)
-        builder.add(rows)
-        sums.add(measured, problem.loss.class_weights(batch[1]))
-        probe = measured.gradient if probe is None else probe
+    keeper = prepared.keeping(builder, sums)
+    with keeper.listening():
+        for batch in batches:
+            rows, measured = measure_held(problem, plan.kind, batch, salt or None)
+            builder.add(rows)
+            sums.add(measured, problem.loss.class_weights(batch[1]))
+            probe = measured.gradient if probe is None else probe
+            keeper.passed(measured.count)
     sums = sums.pooled(group, problem.layout.dim)
     gradient = sums.checked_gradient()
     counted, notes = prepared.check_samples(data)
     with waiting("factorising", progress):
         structure = _built(builder, sums.count * damping, group)
-    _check_precision(structure, group.spread((gradient if probe is None else probe).contiguous(), 0))
+    _check_precision(structure, group.spread((gradient if probe is None else probe).to(problem.dtype), 0))
+    keeper.remove()
     return Fitted.of(sums, structure, plan, gradient.to(problem.dtype), counted.repeats, notes)
 
 
@@ -266,10 +303,13 @@ def _built(builder: Builder, ridge: float, group: Group) -> Structure:
 
 
 class KeptRows:
-    """The rows of a linear model while they fit into half of the memory budget; of other models none."""
+    """The rows of a linear model while they fit into half of the memory budget; of other models none.
 
-    def __init__(self, problem: Problem, budget: int):
-        self._rows: list[Rows] | None = [] if problem.linear is not None else None
+    `whole`: whether all of them pass by.
+    """
+
+    def __init__(self, problem: Problem, budget: int, whole: bool = True):
+        self._rows: list[Rows] | None = [] if problem.linear is not None and whole else None
         self._bytes, self._most = 0, 0.5 * budget
 
     def add(self, rows: Rows) -> None:
@@ -355,13 +395,17 @@ def _fit_matrix_free(
         problem = problem.copied()
     mine = data if prepared.share is None or prepared.share.whole is None else prepared.share.whole
     source = row_source(problem, plan.kind, mine, plan.group)  # before the long pass: it refuses what ends after one
-    sums, kept = Sums(), KeptRows(problem, min(prepared.budget, spare_memory(problem.device)))
-    for batch in batches:
-        measured = measure(problem, plan.kind, batch)
-        if builder is not None:
-            builder.add(held_rows(measured.rows))
-        kept.add(measured.rows)
-        sums.add(measured, problem.loss.class_weights(batch[1]))
+    sums = Sums()
+    keeper = prepared.keeping(builder, sums)
+    kept = KeptRows(problem, min(prepared.budget, spare_memory(problem.device)), whole=not keeper.resumed)
+    with keeper.listening():
+        for batch in batches:
+            measured = measure(problem, plan.kind, batch)
+            if builder is not None:
+                builder.add(held_rows(measured.rows))
+            kept.add(measured.rows)
+            sums.add(measured, problem.loss.class_weights(batch[1]))
+            keeper.passed(measured.count)
     sums = sums.pooled(prepared.group, problem.layout.dim)
     gradient = sums.checked_gradient()
     counted, notes = prepared.check_samples(data)
@@ -370,6 +414,7 @@ def _fit_matrix_free(
     structure = MatrixFreeStructure(
         kept.source() or source, ridge, preconditioner, chosen.tolerance, chosen.max_iterations, group=prepared.group
     )
+    keeper.remove()
     return Fitted.of(sums, structure, plan, gradient.to(problem.dtype), counted.repeats, notes)
 
 

@@ -35,19 +35,24 @@ class LowRankBuilder(Builder):
     than that of the rows. The few numbers of a linear model's rows are then kept in it too.
     """
 
+    keeps_rows = True
+
     def __init__(
         self,
         salt: bytes = b"",
         dtype: torch.dtype | None = None,
         blocks: Sequence[Block] = (),
         kernel_dtype: torch.dtype | None = None,
+        linear: LinearShape | None = None,
     ) -> None:
         self.salt: bytes = salt
         self.dtype: torch.dtype | None = dtype
         self.blocks: tuple[Block, ...] = tuple(blocks)
         self.kernel_dtype: torch.dtype | None = kernel_dtype
+        self.linear: LinearShape | None = linear
         self.parts: list[HeldRows] = []
         self.waiting: list[HeldRows] = []
+        self.marked = 0  # parts that are kept elsewhere
 
     def add(self, rows: HeldRows) -> None:
         rows = rows if self.dtype is None else rows.to(self.dtype)
@@ -63,6 +68,19 @@ class LowRankBuilder(Builder):
         if self.waiting:
             self.parts.append(join_rows(self.waiting))
             self.waiting = []
+
+    def since_last(self) -> dict[str, Tensor]:
+        self.close_tile()
+        fresh = self.parts[self.marked :]
+        return StackedRows(fresh).tensors() if fresh else {}
+
+    def take_in(self, tensors: dict[str, Tensor]) -> None:
+        self.close_tile()
+        self.parts += rows_from_tensors(tensors, self.linear).parts if tensors else []
+
+    def mark(self) -> None:
+        self.close_tile()
+        self.marked = len(self.parts)
 
     def kernel(self, block: Block | None = None) -> Tensor:
         """RRᵀ on and below the diagonal, over the columns of one block, or over all; of margins ∇φ∇φᵀ."""

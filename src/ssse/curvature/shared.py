@@ -10,7 +10,7 @@ from ssse.curvature.gram import DampedGram
 from ssse.curvature.lowrank import LowRankBuilder
 from ssse.curvature.matrix_free import MatrixFreeStructure
 from ssse.curvature.shared_dense import SharedDense, share_dense
-from ssse.curvature.shared_lowrank import SharedLowRank, block_rows, everything, hold_tiles, share_lowrank
+from ssse.curvature.shared_lowrank import Form, SharedLowRank, block_rows, everything, hold_tiles, share_lowrank
 from ssse.curvature.structure import Builder, Structure
 from ssse.curvature.tiles import SharedRows
 from ssse.curvature.truncated import TruncatedBuilder, TruncatedStructure, leading
@@ -41,11 +41,10 @@ def _truncated(builder: TruncatedBuilder, ridge: float, group: Group) -> Truncat
     """The same directions on every process; their kernel is whole on each, and the first one finds them."""
     full = builder.full
     full.close_tile()
-    dtype = next(iter(full.parts[0].tensors().values())).dtype
+    dtype = Form.of(full.parts, group).dtype
     full.parts = [part.to(torch.float64) for part in full.parts]
-    tiles, parts = hold_tiles(full, group)
-    dim = next(iter(parts.values())).dim
-    (own,) = block_rows(full, tiles, parts, [everything(dim)], group)
+    tiles, parts, form = hold_tiles(full, group)
+    (own,) = block_rows(full, tiles, parts, form, [everything(form.dim)], group)
     kernel = torch.zeros(tiles.count, tiles.count, dtype=torch.float64, device=group.device)
     kernel[tiles.rows_of(group.rank).to(group.device)] = own
     group.sum(kernel)
@@ -57,7 +56,7 @@ def _truncated(builder: TruncatedBuilder, ridge: float, group: Group) -> Truncat
     if not group.first:
         values, vectors = kernel.new_empty(kept), kernel.new_empty(tiles.count, kept)
     values, vectors = group.spread(values.contiguous(), 0), group.spread(vectors.contiguous(), 0)
-    rows = SharedRows(tiles, parts, dim, torch.float64, group)
+    rows = SharedRows(tiles, parts, form.dim, torch.float64, group)
     basis = group.spread(torch.linalg.qr(rows.transposed_times(vectors) / values.sqrt()).Q.contiguous(), 0)
     inside = rows.times(basis)
     core = DampedGram.factorise((inside.mT @ inside).to(dtype), ridge, "directions")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from ssse.curvature.gram import DampedGram
 from ssse.curvature.lowrank import LowRankBuilder, LowRankStructure, columns_of, everything, stored_names, weights_of
 from ssse.curvature.shared_kernel import SharedKernel
 from ssse.curvature.tiles import SharedRows, Tiles, deal_tiles, of_all, pass_around
-from ssse.errors import InvalidSetting
+from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.parameters import Block, LinearShape
 from ssse.rows.held import HeldRows, LinearRows
 from ssse.rows.joined import rows_from_tensors
@@ -21,42 +22,69 @@ from ssse.system.group import ALONE, Group
 
 def share_lowrank(builder: LowRankBuilder, ridge: float, group: Group) -> SharedLowRank:
     """Rows stay where they are, and visit the others tile by tile; each process makes the block rows of its own."""
-    tiles, parts = hold_tiles(builder, group)
-    blocks = builder.blocks or (everything(next(iter(parts.values())).dim),)
-    squares = block_rows(builder, tiles, parts, blocks, group)
-    weights = _all_weights(tiles, parts, group)
+    tiles, parts, form = hold_tiles(builder, group)
+    blocks = builder.blocks or (everything(form.dim),)
+    squares = block_rows(builder, tiles, parts, form, blocks, group)
+    weights = _all_weights(tiles, parts, group) if form.apart else None
     kernels = []
     for block, square in zip(blocks, squares, strict=True):
         apart = None if weights is None else weights.to(square.dtype)
         kernels.append(SharedKernel.factorise(square, ridge, block.name, tiles, group, apart))
-    return SharedLowRank(_rows(tiles, parts, group), blocks, kernels, ridge, builder.salt)
+    return SharedLowRank(_rows(tiles, parts, form, group), blocks, kernels, ridge, builder.salt)
 
 
-def hold_tiles(builder: LowRankBuilder, group: Group) -> tuple[Tiles, dict[int, HeldRows]]:
+@dataclass(frozen=True)
+class Form:
+    """Of rows, as those have it that hold some; a process may be without any."""
+
+    kind: str
+    dim: int
+    dtype: torch.dtype
+    shape: LinearShape | None
+    apart: bool  # weights
+    known: bool  # by digests of their samples
+
+    @classmethod
+    def of(cls, parts: Sequence[HeldRows], group: Group) -> Form:
+        mine = None
+        if parts:
+            one = parts[0]
+            shape, apart = one.shape if isinstance(one, LinearRows) else None, weights_of([one]) is not None
+            mine = cls(type(one).__name__, one.dim, _dtype(one), shape, apart, one.digests is not None)
+        found = {form for form in group.gather(mine) if form is not None}
+        if len(found) != 1:
+            raise InvalidData(f"The processes hold rows of several forms: {', '.join(sorted(map(str, found)))}.")
+        return found.pop()
+
+
+def hold_tiles(builder: LowRankBuilder, group: Group) -> tuple[Tiles, dict[int, HeldRows], Form]:
     builder.close_tile()
-    group.agree(lambda: {"kind of rows": [type(part).__name__ for part in builder.parts][:1]})  # none on some, perhaps
-    return deal_tiles(builder.parts, group)
+    return *deal_tiles(builder.parts, group), Form.of(builder.parts, group)
 
 
 def block_rows(
-    builder: LowRankBuilder, tiles: Tiles, parts: Mapping[int, HeldRows], blocks: Sequence[Block], group: Group
+    builder: LowRankBuilder,
+    tiles: Tiles,
+    parts: Mapping[int, HeldRows],
+    form: Form,
+    blocks: Sequence[Block],
+    group: Group,
 ) -> list[Tensor]:
     """Of the kernel of each block: in the tile on the diagonal and to the right of it."""
-    sample = next(iter(parts.values()))
-    dtype, apart = builder.kernel_dtype or _dtype(sample), weights_of(list(parts.values())) is not None
+    dtype = builder.kernel_dtype or form.dtype
     empty = SharedKernel(torch.empty(0), {}, 0.0, "", tiles, group)
     own = len(tiles.rows_of(group.rank))
     squares = [torch.zeros(own, tiles.count, dtype=dtype, device=group.device) for _ in blocks]
 
     def visit(tile: int, rows: HeldRows) -> None:
         for block, square in zip(blocks, squares, strict=True):
-            there = columns_of(rows, block, apart)
+            there = columns_of(rows, block, form.apart)
             for other, place in empty.places.items():
                 if other <= tile:
-                    here = columns_of(parts[other], block, apart)
+                    here = columns_of(parts[other], block, form.apart)
                     square[place, tiles.slices[tile]] = here.kernel(there, dtype)
 
-    pass_around(tiles, parts, _rebuilding(sample), group, visit)
+    pass_around(tiles, parts, _rebuilding(form.shape), group, visit)
     return squares
 
 
@@ -110,7 +138,8 @@ class SharedLowRank(LowRankStructure):
         weights, mine = weights_of(stacked.parts), tiles.mine(group.rank)
         kernels = []
         for name, block in zip(names, blocks, strict=True):
-            square = torch.cat([state[f"{name}.row.{tile}"] for tile in mine])
+            empty = torch.empty(0, tiles.count, dtype=state[f"{name}.row.0"].dtype)
+            square = torch.cat([empty, *(state[f"{name}.row.{tile}"] for tile in mine)])
             corners = {tile: state[f"{name}.corner.{tile}"] for tile in mine}
             apart = None if weights is None else weights.to(square)
             kernels.append(SharedKernel(square, corners, ridge, block.name, tiles, group, apart))
@@ -132,25 +161,24 @@ def joined(kernel: SharedKernel) -> DampedGram:
     return DampedGram(square, pivots, kernel.ridge, kernel.name, kernel.weights)
 
 
-def _rows(tiles: Tiles, parts: Mapping[int, HeldRows], group: Group) -> SharedRows:
-    sample = next(iter(parts.values()))
-    known = {tile: part.digests for tile, part in parts.items() if part.digests is not None}
-    digests = of_all(tiles, known, torch.empty(0, dtype=torch.long), group).cpu() if known else None
-    return SharedRows(tiles, dict(parts), sample.dim, _dtype(sample), group, digests)
+def _rows(tiles: Tiles, parts: Mapping[int, HeldRows], form: Form, group: Group) -> SharedRows:
+    digests = None
+    if form.known:
+        known = {tile: part.digests for tile, part in parts.items() if part.digests is not None}
+        digests = of_all(tiles, known, torch.empty(0, dtype=torch.long), group).cpu()
+    return SharedRows(tiles, dict(parts), form.dim, form.dtype, group, digests)
 
 
-def _all_weights(tiles: Tiles, parts: Mapping[int, HeldRows], group: Group) -> Tensor | None:
+def _all_weights(tiles: Tiles, parts: Mapping[int, HeldRows], group: Group) -> Tensor:
     alone = {tile: weights for tile, part in parts.items() if (weights := weights_of([part])) is not None}
-    return of_all(tiles, alone, torch.empty(0, dtype=torch.float64), group) if alone else None
+    return of_all(tiles, alone, torch.empty(0, dtype=torch.float64), group)
 
 
 def _dtype(rows: HeldRows) -> torch.dtype:
     return next(iter(rows.tensors().values())).dtype
 
 
-def _rebuilding(sample: HeldRows) -> Callable[[dict[str, Tensor]], HeldRows]:
-    shape = sample.shape if isinstance(sample, LinearRows) else None
-
+def _rebuilding(shape: LinearShape | None) -> Callable[[dict[str, Tensor]], HeldRows]:
     def rebuild(tensors: dict[str, Tensor]) -> HeldRows:
         return rows_from_tensors({f"0.{name}": value for name, value in tensors.items()}, shape).parts[0]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,6 +44,21 @@ class Sums:
             self.scores = found.scores if self.scores is None else self.scores + found.scores
         if found.class_weights is not None:
             self.class_weights = (self.class_weights or 0.0) + found.class_weights
+
+    def copied(self) -> Sums:
+        return replace(self)  # what it refers to is never changed in place
+
+    def less(self, other: Sums) -> Sums:
+        """What came after another state of these sums."""
+        gradient = self.gradient
+        if gradient is not None and other.gradient is not None:
+            gradient = gradient - other.gradient
+        scores, weights = self.scores, self.class_weights
+        if scores is not None and other.scores is not None:
+            scores = ScoreSums(scores.mass - other.scores.mass, scores.energy - other.scores.energy)
+        if weights is not None:
+            weights -= other.class_weights or 0.0
+        return Sums(self.count - other.count, self.loss - other.loss, gradient, scores, weights)
 
     def packed(self, dim: int, device: torch.device) -> Tensor:
         """All of it in one line of d + 7 numbers."""

@@ -118,7 +118,9 @@ class SharedRows(Rows):
 
 def deal_tiles(parts: Sequence[HeldRows], group: Group) -> tuple[Tiles, dict[int, HeldRows]]:
     """The rows of every process, cut into tiles that take turns."""
-    each = parts[0].cores.shape[1] if isinstance(parts[0], LinearRows) else 1  # rows of a sample stay together
+    each = (
+        parts[0].cores.shape[1] if parts and isinstance(parts[0], LinearRows) else 1
+    )  # rows of a sample stay together
     most = -(-sum(part.count for part in parts) // TILES_EACH)
     size = -(-min(MOST_IN_A_TILE, max(most, 1)) // each) * each
     cut: list[HeldRows] = []

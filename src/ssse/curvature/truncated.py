@@ -21,14 +21,25 @@ from ssse.rows.held import HeldRows, StackedRows
 class TruncatedBuilder(Builder):
     """Keeps every row until the end, then their `rank` leading singular directions."""
 
-    def __init__(self, rank: int, dtype: torch.dtype | None = None):
+    keeps_rows = True
+
+    def __init__(self, rank: int, dtype: torch.dtype | None = None, linear: LinearShape | None = None):
         if rank < 1:
             raise InvalidSetting(f"rank must be at least 1, not {rank}.")
         self.rank = rank
-        self.full: LowRankBuilder = LowRankBuilder(dtype=dtype)
+        self.full: LowRankBuilder = LowRankBuilder(dtype=dtype, linear=linear)
 
     def add(self, rows: HeldRows) -> None:
         self.full.add(rows)
+
+    def since_last(self) -> dict[str, Tensor]:
+        return self.full.since_last()
+
+    def take_in(self, tensors: dict[str, Tensor]) -> None:
+        self.full.take_in(tensors)
+
+    def mark(self) -> None:
+        self.full.mark()
 
     def build(self, ridge: float) -> TruncatedStructure:
         """In float64 throughout: eigenvectors of small eigenvalues of RRᵀ lose orthogonality in float32."""

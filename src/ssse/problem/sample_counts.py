@@ -106,7 +106,7 @@ def check_expected(data: Any, expected: int | None) -> None:
     )
     total = count_samples(data) if certain else None
     if expected is not None and total not in (None, 0, expected):
-        raise InvalidData(_unexpected(expected, total or 0))
+        raise InvalidData(unexpected(expected, total or 0))
 
 
 def check_worker_split(data: Any, first: list[Batch], expected: int | None) -> None:
@@ -136,7 +136,7 @@ def check_counted(data: Any, counted: Counted, expected: int | None) -> tuple[st
     """
     total, notes = counted.total, []
     if expected is not None and total != expected:
-        raise InvalidData(_unexpected(expected, total) + _cause(data, counted))
+        raise InvalidData(unexpected(expected, total) + _cause(data, counted))
     length = _length(data)
     if expected is None and counted.all_repeated:
         raise InvalidData(
@@ -165,7 +165,7 @@ _SPLIT = (
 )
 
 
-def _unexpected(expected: int, total: int) -> str:
+def unexpected(expected: int, total: int) -> str:
     return f"n={expected} training samples were expected, and the data holds {total}."
 
 

@@ -52,7 +52,7 @@ def deal(data: Iterable[Any], group: Group, unit: int, done: np.ndarray | None =
     every = np.arange(count)
     left = every if done is None else every[~done]
     mine, fresh = _share(left, group, unit), _share(every, group, unit)
-    return Share(_at(data, mine), count, mine, _at(data, fresh))
+    return Share(samples_at(data, mine), count, mine, samples_at(data, fresh))
 
 
 def _share(places: np.ndarray, group: Group, unit: int) -> np.ndarray:
@@ -74,9 +74,10 @@ def places_in(data: Any) -> int | None:
     return len(_indices(data))
 
 
-def _at(data: Any, places: np.ndarray) -> Iterable[Any]:
+def samples_at(data: Any, places: np.ndarray) -> Iterable[Any]:
+    """Batches of the samples at these places, ascending."""
     if isinstance(data, KeyedBatches):
-        return data.around(_at(data.inner, places))
+        return data.around(samples_at(data.inner, places))
     if isinstance(data, list | tuple):
         return PartOfList(data, places)
     if hasattr(data, "at_places"):
