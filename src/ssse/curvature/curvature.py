@@ -438,6 +438,7 @@ def plan(
     damping: float | None = None,
     weight_decay: float = 0.0,
     label_key: str | None = None,
+    processes: int = 1,
 ) -> Plan:
     """What `Curvature.fit` would do with these choices, its memory and its time; only a trial is computed.
 
@@ -445,13 +446,19 @@ def plan(
     of a request of 100 samples, or of 1 % of them where that is less; and, where the most faithful way is not the
     chosen one, parts of the model that fit, with the `parameters=` that asks for each. How long `matrix_free` takes for
     a request of a network depends on the damping: without `damping` or `weight_decay` it is not told.
+
+    `processes`: of a fit by so many (docs/scale.md), `memory_budget` being of each; then also how much each sends.
     """
+    if processes < 1:
+        raise InvalidSetting(f"processes must be at least 1, not {processes}.")
     data = as_batches(data, label_key)
     if iter(data) is data:
         raise InvalidData("plan() would use up an iterator's first batch; pass a DataLoader or a list.")
     wanted = Wanted(rows, rows_per_batch, 0, as_choice(structure), blocks, dtype)
     known = None if damping is None and not weight_decay else check_damping(damping, weight_decay)
-    return prepare(model, loss_fn, parameters, data, wanted, memory_budget, damping=known, with_parts=True).plan
+    return prepare(
+        model, loss_fn, parameters, data, wanted, memory_budget, damping=known, with_parts=True, processes=processes
+    ).plan
 
 
 def part_note(layout: Layout) -> str:

@@ -69,7 +69,7 @@ class Group:
             return parts[0]
         counts = torch.tensor([len(part) for part in parts], device=self.device)
         coming = torch.empty_like(counts)
-        self._run("all_to_all", counts, lambda: dist.all_to_all_single(coming, counts))
+        self._run("numbers", counts, lambda: dist.all_to_all_single(coming, counts))
         given, sizes = torch.cat(parts), coming.tolist()
         out = torch.empty(sum(sizes), dtype=given.dtype, device=given.device)
         self._run("all_to_all", given, lambda: dist.all_to_all_single(out, given, sizes, [len(part) for part in parts]))
@@ -79,7 +79,9 @@ class Group:
         """Of every process, shape (size, len(mine)), float64."""
         table = torch.zeros(self.size, len(mine), dtype=torch.float64, device=self.device)
         table[self.rank] = torch.tensor(mine, dtype=torch.float64)
-        return self.sum(table)
+        if self.size > 1:
+            self._run("numbers", table, lambda: dist.all_reduce(table))
+        return table
 
     def neighbours(self) -> int:
         """Processes on this machine, this one among them."""
