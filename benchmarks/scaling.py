@@ -3,8 +3,8 @@
     strong   the same problem: one process's seconds over those of two; 2 is ideal
     weak     twice the work for two processes: one process's seconds over theirs; 1 is ideal
 
-By the clock they are of a machine that is otherwise idle. Seconds of the processor, those of the busier process, are what
-there is to compute: they hold on a shared machine too, and leave out what one process waits for the other.
+By the clock they are of a machine that is otherwise idle. Seconds of the processor, those of the busier process, are
+what there is to compute: they hold on a shared machine too, and leave out what one process waits for the other.
 
 `dense` is one logistic output over 1,536 features: RᵀR of each process's samples, summed once, one factor. `lowrank` is
 a kernel of the rows of 3,072 samples with 6,144 features and its factor, both by block rows. Of the bytes, those given

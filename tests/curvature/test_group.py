@@ -102,6 +102,7 @@ def work(rank: int, folder: Path, truth: dict[tuple[str, str, str], dict[str, Te
         check_forms_of_data(rank, truth)
         check_refusals(rank)
         check_kinds_of_structures()
+        check_other_steps(truth)
     for processes in (3, 2):
         with group_of(rank, processes, meeting) as inside:
             for way in ("dense in blocks", "lowrank", "lowrank in blocks", "directions", "diagonal") if inside else ():
@@ -128,6 +129,31 @@ def check_forms_of_data(rank: int, truth: dict[tuple[str, str, str], dict[str, T
     compare({"solution": curvature.solve(torch.ones(18).double())}, {"solution": truth["ones", "", ""]["x"]}, "DDP")
     joined = fit(sample, "dense", "empirical", rows_per_batch=4)
     compare({"solution": joined.solve(torch.ones(18).double())}, {"solution": truth["joined", "", ""]["x"]}, "joined")
+
+
+def check_other_steps(truth: dict[tuple[str, str, str], dict[str, Tensor]]) -> None:
+    """They run on every process, and come to the same on each."""
+    found = other_steps()
+    compare(found, truth["others", "", ""], "calibrate, evaluate, repair")
+    current_group().agree(lambda: {"repaired model": found["repaired"].tolist()})
+
+
+def other_steps() -> dict[str, Tensor]:
+    sample, few = linear(), linear().part(FORGET)
+    curvature = fit(sample, "dense in blocks", "expected")
+    chosen = ssse.calibrate(
+        sample.model, curvature, sample.loss, few, method="line_search", data=sample.data, progress=False
+    )
+    erased = ssse.erase(sample.model, curvature, sample.loss, few, override=ssse.BOUNDS, progress=False)
+    table = ssse.evaluate({"original": sample.model, "erased": erased.model}, {"forgotten": few}, progress=False)
+    training = ssse.Training(epochs=2, learning_rate=0.01)
+    rest = sample.part(slice(7, None))
+    mended = ssse.repair(erased.model, rest, sample.loss, training=training, epochs=2, progress=False)
+    return {
+        "scale": torch.tensor([chosen.scale]),
+        "table": torch.tensor([len(str(table))]).double(),
+        "repaired": torch.cat([p.detach().flatten() for p in mended.model.parameters()]),
+    }
 
 
 class Stream(IterableDataset):
@@ -198,12 +224,13 @@ def test_several_processes_are_one(tmp_path: Path):
     ones, sample = torch.ones(18).double(), linear()
     truth["ones", "", ""] = {"x": fit(sample, "dense", "margin").solve(ones)}
     truth["joined", "", ""] = {"x": fit(sample, "dense", "empirical", rows_per_batch=4).solve(ones)}
+    truth["others", "", ""] = other_steps()
     run_processes(work, 4, tmp_path, truth)
     for way in WAYS:
         if way not in ("matrix-free", "matrix-free, preconditioned"):
             loaded = ssse.Curvature.load(tmp_path / way)
             compare(answers(linear(), loaded), truth["linear", way, "margin"], f"loaded by one, {way}")
-    assert len(list((tmp_path / "lowrank").glob("rank-*.safetensors"))) == 4
+    assert len(list((tmp_path / "lowrank").glob("part-*.safetensors"))) == 4
     assert type(ssse.Curvature.load(tmp_path / "lowrank").structure) is LowRankStructure
 
 

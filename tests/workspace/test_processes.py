@@ -31,7 +31,7 @@ def test_a_workspace_is_fitted_by_several_processes(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Fitted 40 samples, 15 parameters") == 1
     folder = made.path / "current" / "curvature"
-    assert len(list(folder.glob("rank-*.safetensors"))) == 2
+    assert len(list(folder.glob("part-*.safetensors"))) == 2
     found, wanted = (
         ssse.Curvature.load(path) for path in (folder, tmp_path / "alone" / "ws" / "current" / "curvature")
     )

@@ -502,11 +502,19 @@ def merge_shards(shards: Sequence[Curvature], expected: int | None = None) -> Cu
     if not shards:
         raise InvalidSetting("Merging needs at least one shard.")
     first = shards[0]
-    if any(_shared(s) != _shared(first) or abs(s.damping - first.damping) > 1e-12 * first.damping for s in shards):
-        raise InvalidSetting(
-            "Shards must share model, loss, rows, structure, damping and weight decay, and the form of their samples: "
-            "with weights or without, with classes or with probabilities."
-        )
+    for place, shard in enumerate(shards):
+        for what, value in _shared(shard).items():
+            if value != _shared(first)[what]:
+                raise InvalidSetting(
+                    f"Shard {place} has another {what} than shard 0. Shards must share model, loss, rows, structure, "
+                    "damping and weight decay, and the form of their samples: with weights or without, with classes or "
+                    "with probabilities."
+                )
+        if abs(shard.damping - first.damping) > 1e-12 * first.damping:
+            raise InvalidSetting(
+                f"Shard {place} has another damping than shard 0, {shard.damping:.6g} and {first.damping:.6g}. Shards "
+                "must share model, loss, rows, structure, damping and weight decay."
+            )
     repeats, notes = _check_shards(shards, expected)
     merged = first
     for shard in shards[1:]:
@@ -525,13 +533,17 @@ def merge_shards(shards: Sequence[Curvature], expected: int | None = None) -> Cu
     return replace(merged, repeats=repeats, notes=notes)
 
 
-def _shared(shard: Curvature) -> tuple[Any, ...]:
+def _shared(shard: Curvature) -> dict[str, Any]:
     """What all shards of one curvature have."""
-    blocks = shard.structure.settings().get("blocks")
-    return (
-        shard.fingerprint, shard.kind, shard.loss, shard.weight_decay, shard.weighted, shard.soft,
-        type(shard.structure), blocks,
-    )  # fmt: skip
+    return {
+        "model": shard.fingerprint,
+        "kind of rows": shard.kind,
+        "loss": shard.loss,
+        "weight decay": shard.weight_decay,
+        "form of samples": (shard.weighted, shard.soft),
+        "structure": type(shard.structure),
+        "set of blocks": shard.structure.settings().get("blocks"),
+    }
 
 
 def _check_shards(shards: Sequence[Curvature], expected: int | None) -> tuple[int | None, tuple[str, ...]]:
@@ -546,11 +558,15 @@ def _check_shards(shards: Sequence[Curvature], expected: int | None) -> tuple[in
     if len(shards) == 1:
         return shards[0].repeats, notes
     known = [digests for shard in shards if (digests := known_samples(shard)) is not None]
-    doubled = any(_same_sums(a, b) for i, a in enumerate(shards) for b in shards[:i]) or any(
-        len(a) > FEW and np.isin(a, b).all() for a, b in itertools.permutations(known, 2)
-    )
-    if expected is None and doubled:
-        raise InvalidData(f"All samples of one shard are in another one too. If it is meant, pass n={total}.")
+    twice = next(((i, j) for j, a in enumerate(shards) for i, b in enumerate(shards[:j]) if _same_sums(a, b)), None)
+    if twice is None and len(known) == len(shards):
+        pairs = ((i, j) for i, j in itertools.permutations(range(len(known)), 2))
+        twice = next((p for p in pairs if len(known[p[0]]) > FEW and np.isin(known[p[0]], known[p[1]]).all()), None)
+    if expected is None and twice is not None:
+        raise InvalidData(
+            f"All samples of one shard are in another one too: of shard {twice[0]} in shard {twice[1]}. If it is "
+            f"meant, pass n={total}."
+        )
     if len(known) < len(shards):
         unknown = f"Whether shards share samples is not known: '{shards[0].structure.kind}' does not keep which it has."
         return None, notes if expected is not None else (*notes, unknown)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch import Tensor
 from ssse.errors import InvalidSetting
 from ssse.system import files
 from ssse.system.group import Group
-from ssse.system.store import Kind, digests_of, forms_of, write_manifest
+from ssse.system.store import Kind, described, write_manifest
 
 
 def write_shards(
@@ -30,7 +32,7 @@ def write_shards(
         if group.first and os.path.lexists(target):
             raise FileExistsError(f"'{target}' exists already; choose another folder or remove it first.")
     with _unfinished(target, group) as there:
-        name = f"rank-{group.rank:05d}.safetensors"
+        name = f"part-{group.rank:05d}.safetensors"
         with group.together():
             if not there.is_dir():
                 raise InvalidSetting(
@@ -40,10 +42,9 @@ def write_shards(
             held = {key: value.detach().cpu().contiguous() for key, value in mine.items()}
             if held:
                 save_file(held, there / name)
-        told = group.gather((name, digests_of({name: held})[name], forms_of(held)))
+        told = group.gather(described({name: held} if held else {}))
         if group.first:
-            digests = {file: tensors for file, tensors, _ in told if tensors}
-            write_manifest(there, kind, manifest, digests, {k: v for _, _, forms in told for k, v in forms.items()})
+            write_manifest(there, kind, manifest, reduce(or_, told))
     with group.together():  # nobody reads it before it has its name
         pass
 

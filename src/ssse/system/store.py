@@ -71,19 +71,28 @@ def write_folder(
         parts = _group_into_files(tensors)
         for name, group in parts.items():
             save_file({key: value.detach().cpu().contiguous() for key, value in group.items()}, temporary / name)
-        write_manifest(temporary, kind, manifest, digests_of(parts), forms_of(tensors))
+        write_manifest(temporary, kind, manifest, described(parts))
 
 
-def write_manifest(
-    folder: Path,
-    kind: Kind,
-    manifest: Mapping[str, Any],
-    digests: Mapping[str, Mapping[str, str]],
-    forms: Mapping[str, list[Any]],
-) -> None:
-    """`digests`: file → tensor → digest. `forms`: tensor → dtype and shape."""
+@dataclass(frozen=True)
+class Described:
+    """What a manifest says of tensors: file → tensor → digest, and tensor → dtype and shape."""
+
+    digests: dict[str, dict[str, str]]
+    forms: dict[str, list[Any]]
+
+    def __or__(self, other: Described) -> Described:
+        return Described(self.digests | other.digests, self.forms | other.forms)
+
+
+def described(parts: Mapping[str, Mapping[str, Tensor]]) -> Described:
+    """`parts`: file → tensors."""
+    return Described(_digests(parts), {key: _form(value) for group in parts.values() for key, value in group.items()})
+
+
+def write_manifest(folder: Path, kind: Kind, manifest: Mapping[str, Any], tensors: Described) -> None:
     about = {"format": FORMAT_VERSION, "kind": kind.name, "library": versions()}
-    body = {**about, **manifest, "tensors": digests, "forms": forms}
+    body = {**about, **manifest, "tensors": tensors.digests, "forms": tensors.forms}
     body["digest"] = _digest_manifest(body)
     (folder / MANIFEST).write_text(json.dumps(body, indent=1, ensure_ascii=False), encoding="utf-8")
 
@@ -115,7 +124,7 @@ def read_folder(
             if _form(value) != manifest["forms"][key]:
                 raise BrokenArtefact(f"'{path}' was altered: tensor '{key}' has another shape or dtype.")
     if verify:
-        for name, digests in digests_of(files).items():
+        for name, digests in _digests(files).items():
             for key, digest in digests.items():
                 if digest != manifest["tensors"][name][key]:
                     raise BrokenArtefact(f"'{source / name}' was altered: tensor '{key}' does not match its digest.")
@@ -182,7 +191,7 @@ def _group_into_files(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tens
     return files
 
 
-def digests_of(files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, str]]:
+def _digests(files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, str]]:
     """In threads: hashing releases the interpreter, and is what a checked load costs."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         pending = {
@@ -190,10 +199,6 @@ def digests_of(files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str,
             for name, group in files.items()
         }
         return {name: {key: job.result() for key, job in group.items()} for name, group in pending.items()}
-
-
-def forms_of(tensors: Mapping[str, Tensor]) -> dict[str, list[Any]]:
-    return {key: _form(value) for key, value in tensors.items()}
 
 
 def _form(tensor: Tensor) -> list[Any]:
