@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import ssse
+from ssse.curvature import kernel_steps
 from ssse.curvature.choices import Choice
 from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.shared_dense import SharedDense
@@ -103,6 +104,7 @@ def work(rank: int, folder: Path, truth: dict[tuple[str, str, str], dict[str, Te
         check_refusals(rank)
         check_kinds_of_structures()
         check_other_steps(truth)
+        check_conjugate_gradients(folder, truth)
     for processes in (3, 2):
         with group_of(rank, processes, meeting) as inside:
             for way in ("dense in blocks", "lowrank", "lowrank in blocks", "directions", "diagonal") if inside else ():
@@ -129,6 +131,17 @@ def check_forms_of_data(rank: int, truth: dict[tuple[str, str, str], dict[str, T
     compare({"solution": curvature.solve(torch.ones(18).double())}, {"solution": truth["ones", "", ""]["x"]}, "DDP")
     joined = fit(sample, "dense", "empirical", rows_per_batch=4)
     compare({"solution": joined.solve(torch.ones(18).double())}, {"solution": truth["joined", "", ""]["x"]}, "joined")
+
+
+def check_conjugate_gradients(folder: Path, truth: dict[tuple[str, str, str], dict[str, Tensor]]) -> None:
+    """On the kernel, where a factor would cost more: here nothing is too much."""
+    kernel_steps.COLUMNS = 0
+    curvature = fit(linear(), "lowrank in blocks", "margin")
+    assert isinstance(curvature.structure, SharedLowRank)
+    assert all(kernel.iterates for kernel in curvature.structure.grams)
+    compare(answers(linear(), curvature), truth["linear", "lowrank in blocks", "margin"], "conjugate gradients")
+    curvature.save(folder / "by steps")
+    kernel_steps.COLUMNS = 104
 
 
 def check_other_steps(truth: dict[tuple[str, str, str], dict[str, Tensor]]) -> None:
@@ -230,8 +243,15 @@ def test_several_processes_are_one(tmp_path: Path):
         if way not in ("matrix-free", "matrix-free, preconditioned"):
             loaded = ssse.Curvature.load(tmp_path / way)
             compare(answers(linear(), loaded), truth["linear", way, "margin"], f"loaded by one, {way}")
+    loaded = ssse.Curvature.load(tmp_path / "by steps")
+    compare(answers(linear(), loaded), truth["linear", "lowrank in blocks", "margin"], "factorised by one")
     assert len(list((tmp_path / "lowrank").glob("part-*.safetensors"))) == 4
     assert type(ssse.Curvature.load(tmp_path / "lowrank").structure) is LowRankStructure
+
+
+def test_conjugate_gradients_are_for_large_kernels_alone():
+    assert not kernel_steps.are_cheaper(100_000, 200)
+    assert kernel_steps.are_cheaper(1_000_000, 200)
 
 
 def test_a_choice_says_whether_it_can_be_shared():

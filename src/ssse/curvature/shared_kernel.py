@@ -3,7 +3,8 @@
 In the block row of tile i, the kernel stands in tile i and to the right of it, the factor L to the left, with L_ii
 apart: one square over all processes keeps both. The factor is made tile by tile. Its owner spreads the whole block row,
 L to the left and kernel to the right, which is all that the others need for the column of L below. So every number of
-the square passes once.
+the square passes once. Where conjugate gradients are cheaper there is no factor: of L the corners alone, of the tiles
+on the diagonal as they are.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ssse.curvature.gram import check_factor, measured_error
+from ssse.curvature.gram import check_factor, factor_in_place, measured_error
+from ssse.curvature.kernel_steps import are_cheaper, expected_steps, solve_by_steps
 from ssse.curvature.tiles import Tiles
 from ssse.system.group import Group
 
@@ -29,6 +31,7 @@ class SharedKernel:
     tiles: Tiles
     group: Group
     weights: Tensor | None = None  # of all rows
+    iterates: bool = False  # whether it is solved by conjugate gradients
     places: dict[int, slice] = field(init=False)  # where the block rows are in `square`
 
     def __post_init__(self) -> None:
@@ -48,6 +51,11 @@ class SharedKernel:
             NotPositiveDefinite: on all processes.
         """
         made = cls(square, {}, ridge, name, tiles, group, weights)
+        made.iterates = are_cheaper(tiles.count, expected_steps(made)) if are_cheaper(tiles.count, 1) else False
+        if made.iterates:
+            with group.together():
+                made.corners = {tile: made._corner(tile) for tile in made.places}
+            return made
         w = torch.ones(tiles.count, dtype=square.dtype, device=square.device) if weights is None else weights
         own = tiles.rows_of(group.rank).to(square.device)
         for tile, part in enumerate(tiles.slices):
@@ -75,6 +83,23 @@ class SharedKernel:
                 square[-below:, lo:hi] = torch.linalg.solve_triangular(corner.mT, column, upper=True, left=False)
         return made
 
+    def _corner(self, tile: int) -> Tensor:
+        """The factor of the tile on the diagonal."""
+        part = self.tiles.slices[tile]
+        corner = self.square[self.places[tile], part].triu()
+        corner = corner + corner.triu(1).mT
+        if self.weights is not None:
+            corner = corner * self.weights[part, None] * self.weights[part]
+        return factor_in_place(corner.contiguous(), self.ridge, self.name).tril()
+
+    def by_corners(self, r: Tensor) -> Tensor:
+        """As if there were nothing between the tiles."""
+        out = torch.zeros_like(r)
+        for tile, corner in self.corners.items():
+            part = self.tiles.slices[tile]
+            out[part] = torch.cholesky_solve(r[part], corner)
+        return self.group.sum(out)
+
     @property
     def size(self) -> int:
         return self.tiles.count
@@ -89,6 +114,8 @@ class SharedKernel:
 
     def solve(self, v: Tensor) -> Tensor:
         """(G + ridge·I)⁻¹ v, G with its weights, for v of shape (m, q)."""
+        if self.iterates:
+            return solve_by_steps(self, v)
         own, slices, owners = self.tiles.rows_of(self.group.rank).to(v.device), self.tiles.slices, self.tiles.owners
         x, left = torch.empty_like(v), v[own]
         for tile, part in enumerate(slices):  # L y = v
@@ -144,7 +171,8 @@ class SharedKernel:
     def to(self, device: torch.device) -> SharedKernel:
         weights = None if self.weights is None else self.weights.to(device)
         corners = {tile: corner.to(device) for tile, corner in self.corners.items()}
-        return SharedKernel(self.square.to(device), corners, self.ridge, self.name, self.tiles, self.group, weights)
+        square, iterates = self.square.to(device), self.iterates
+        return SharedKernel(square, corners, self.ridge, self.name, self.tiles, self.group, weights, iterates)
 
     def _after(self, tile: int) -> int:
         """Where the rows of later tiles begin among those that are here."""

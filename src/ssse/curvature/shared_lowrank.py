@@ -112,7 +112,8 @@ class SharedLowRank(LowRankStructure):
 
     def settings(self) -> dict[str, Any]:
         tiles = self.rows.tiles
-        return {**super().settings(), "tiles": {"starts": list(tiles.starts), "owners": list(tiles.owners)}}
+        held = {"starts": list(tiles.starts), "owners": list(tiles.owners)}
+        return {**super().settings(), "tiles": {**held, "iterates": [kernel.iterates for kernel in self.grams]}}
 
     def to(self, device: torch.device) -> SharedLowRank:
         kernels = [kernel.to(device) for kernel in self.grams]
@@ -137,12 +138,12 @@ class SharedLowRank(LowRankStructure):
         names, salt = stored_names(len(blocks)), bytes.fromhex(settings["salt"])
         weights, mine = weights_of(stacked.parts), tiles.mine(group.rank)
         kernels = []
-        for name, block in zip(names, blocks, strict=True):
+        for name, block, iterates in zip(names, blocks, settings["tiles"]["iterates"], strict=True):
             empty = torch.empty(0, tiles.count, dtype=state[f"{name}.row.0"].dtype)
             square = torch.cat([empty, *(state[f"{name}.row.{tile}"] for tile in mine)])
             corners = {tile: state[f"{name}.corner.{tile}"] for tile in mine}
             apart = None if weights is None else weights.to(square)
-            kernels.append(SharedKernel(square, corners, ridge, block.name, tiles, group, apart))
+            kernels.append(SharedKernel(square, corners, ridge, block.name, tiles, group, apart, iterates))
         if group.size == 1:
             return LowRankStructure(stacked, blocks, [joined(kernel) for kernel in kernels], ridge, salt)
         own = {tile: rows for tile, rows in parts.items() if tile in mine}
@@ -153,6 +154,8 @@ class SharedLowRank(LowRankStructure):
 def joined(kernel: SharedKernel) -> DampedGram:
     """All block rows, on one process: what stands right of the diagonal there stands below it here."""
     square = kernel.square.mT.contiguous()
+    if kernel.iterates:  # of which nobody has made a factor yet
+        return DampedGram.factorise(square.tril_(), kernel.ridge, kernel.name, kernel.weights)
     pivots = torch.cat([kernel.corners[tile].diagonal() for tile in kernel.corners])
     for tile, part in enumerate(kernel.tiles.slices):
         square[part, part] = square[part, part].tril() + kernel.corners[tile].tril(-1).mT

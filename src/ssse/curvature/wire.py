@@ -14,6 +14,7 @@ import torch
 
 from ssse.curvature.choices import Choice, Dense, Diagonal, LowRank, MatrixFree
 from ssse.curvature.extent import Cost, Extent
+from ssse.curvature.kernel_steps import ROUNDS, are_cheaper
 from ssse.curvature.shared_dense import STRIP, owners_of
 from ssse.curvature.tiles import MOST_IN_A_TILE, TILES_EACH
 
@@ -68,7 +69,8 @@ def wire_of_kernels(rows: int, row_bytes: int, kernels: int, size: int, weighted
     """
     told = Wire(all_reduce=rows * DOUBLE * (2 if weighted else 1), broadcast=row_bytes)
     tried = wire_of_solution(rows, size, columns) * 2 + Wire(all_reduce=rows * (size + DOUBLE) * columns)
-    return told + (Wire(broadcast=rows**2 * size) + tried) * kernels
+    looked = ROUNDS * rows * size if are_cheaper(rows, 1) else 0  # whether conjugate gradients would cost less
+    return told + (Wire(broadcast=rows**2 * size, all_reduce=looked) + tried) * kernels
 
 
 def wire_of_solution(rows: int, size: int, columns: int = 1) -> Wire:
