@@ -185,8 +185,12 @@ class Keeper:
         if self._stopped is not None or time.monotonic() - self._last > self.checkpoints.every:
             self.save()
         if self._stopped is not None:
-            signal.signal(self._stopped, self._before[self._stopped])
-            os.kill(os.getpid(), self._stopped)  # as it would have been without us
+            self._stop(self._stopped)
+
+    def _stop(self, number: int) -> None:
+        """As it would have been without us."""
+        signal.signal(number, self._before[number])
+        os.kill(os.getpid(), number)
 
     def save(self) -> None:
         self._last = time.monotonic()
@@ -251,6 +255,8 @@ class Keeper:
         finally:
             for number, handler in self._before.items():
                 signal.signal(number, handler)
+        if self._stopped is not None:  # by the last moment: all of it is there
+            self._stop(self._stopped)
 
     def _hear(self, number: int, _: Any) -> None:
         self._stopped = number

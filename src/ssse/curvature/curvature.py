@@ -192,11 +192,14 @@ class Curvature:
         prepared = prepare(
             model, loss_fn, parameters, data, wanted, memory_budget, n, damping, group=group, share=share
         )
+        progress = progress and group.first
+        group.agree(lambda: {"weight decay": weight_decay, "label key": label_key, "checkpoint": checkpoint})
         if on_plan is not None:
-            on_plan(prepared.plan)
+            with group.together():
+                on_plan(prepared.plan)
         elif prepared.plan.seconds > WORTH_A_WORD:
             say(f"Curvature: {prepared.plan}; {prepared.plan.reason}.", progress)
-        for doubt in prepared.doubts:
+        for doubt in prepared.doubts if group.first else ():
             warnings.warn(doubt, DoubtfulSetting, stacklevel=2)
         if checkpoint is not None:
             of = declared(prepared.problem, wanted, damping, share)
