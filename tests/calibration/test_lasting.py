@@ -41,6 +41,7 @@ def erased(**options: Any) -> LastingErasure:
         "retained": networks.part(networks.retained()),
         "held_out": networks.part(torch.arange(networks.TRAINED, len(digits()[1]))),
         "training": networks.TRAINING,
+        "dampings": (1,),
         "progress": False,
     }
     return ssse.erase_and_repair(**{**settings, **options})
@@ -86,6 +87,26 @@ def test_it_is_the_step_of_that_length_and_the_librarys_repair():
     assert trial.before_repair.forgotten == pytest.approx(networks.accuracy(start, networks.forgotten()))
 
 
+def test_a_softer_direction_is_tried_from_the_best_length_on():
+    """Its trials are those that it has alone; what has the smallest shortfall of all is kept, with its own step."""
+    options: dict[str, Any] = {"lengths": (0.2, 0.3), "start": 0.3, "epochs": 1}
+    done, first = erased(dampings=(1, 8), **options), erased(**options)
+    soft = erased(dampings=(8,), **{**options, "start": first.length})
+    assert done.trials == first.trials + soft.trials
+    best = min((first, soft), key=lambda one: min(trial.shortfall for trial in one.trials))
+    assert (done.damping, done.length, done.scale) == (best.damping, best.length, best.scale)
+    assert snapshot(done.model) == snapshot(best.model)
+    assert done.step.damping == done.damping == best.step.damping
+    assert soft.damping == pytest.approx(8 * curvature().damping)
+    assert str(done).count("←") == 1
+
+
+@pytest.mark.parametrize("dampings", [(), (0.0,), (1, -4), (NAN,), 4.0, "4", None])
+def test_dampings_that_are_none(dampings):
+    with refused(InvalidSetting, "dampings are those of the direction over the curvature's", networks.original()):
+        erased(dampings=dampings)
+
+
 def test_the_same_seed_gives_the_same():
     options: dict[str, Any] = {"lengths": (0.3, 0.2, 0.3), "start": 0.2, "epochs": 1}
     first, again, other = erased(**options), erased(**options), erased(**options, seed=1)
@@ -104,12 +125,12 @@ def test_what_it_tells():
     assert record["training"]["epochs"] == 1
     lines = str(done).splitlines()
     assert lines[0] == f"verdict: {done.verdict}"
-    rows = [line for line in lines if line.strip()[0].isdigit()]
+    rows = lines[lines.index(next(line for line in lines if "S right" in line)) + 1 :]
     assert len(rows) == 1 + len(done.trials)
     (marked,) = [row for row in rows if row.endswith("←")]
     chosen = next(trial for trial in done.trials if trial.length == done.length)
-    assert marked.split()[0] == f"{done.length:.2f}"
-    assert marked.split()[1] == f"{chosen.seen.forgotten:.1%}"
+    assert marked.split()[:2] == [f"{done.damping:.2g}", f"{done.length:.2f}"]
+    assert marked.split()[2] == f"{chosen.seen.forgotten:.1%}"
     assert marked.split()[-2] == f"{100 * chosen.shortfall:.2f}"
 
 
@@ -120,6 +141,7 @@ def still(retained: list, forget: list, held_out: list, **options: Any) -> Lasti
         model, "cross_entropy", [*retained, *forget], rows="margin", structure="lowrank", damping=0.1, progress=False
     )
     settings: dict[str, Any] = {"lengths": (1e-9,), "epochs": 1, "learning_rate": 1e-9, "progress": False}
+    settings |= {"dampings": (1,)}
     return ssse.erase_and_repair(
         model, fitted, "cross_entropy", forget, retained=retained, held_out=held_out, **{**settings, **options}
     )
@@ -160,7 +182,7 @@ def test_a_model_that_the_repair_has_not_healed_is_said():
         (0.50, 0.50, ["50.0% of the retained samples", "50.0% of the held-out samples of what stays"]),
     ]:
         seen = Seen(0.9, 0.9, retained, staying, 1.0)
-        reasons = _reasons(Trial(0.5, 1.0, seen, seen, 0.1, 0.0), original, splits, [0.5])
+        reasons = _reasons(Trial(1e-3, 0.5, 1.0, seen, seen, 0.1, 0.0), original, splits, [0.5])
         assert len(reasons) == len(said)
         for reason, words in zip(reasons, said, strict=True):
             assert reason.startswith(f"The repair has not healed the model: {words}")
@@ -173,7 +195,7 @@ def test_all_right_on_both_sides_is_known_to_the_last_place():
     splits = Splits.of(trainee, forget, held_out, 64)
     seen = splits.look(trainee)
     assert 1 - 1e-12 < seen.expected <= 1
-    assert _reasons(Trial(0.5, 1.0, seen, seen, 0.0, 0.0), seen, splits, [0.5]) == []
+    assert _reasons(Trial(1e-3, 0.5, 1.0, seen, seen, 0.0, 0.0), seen, splits, [0.5]) == []
     for count in (1, 7, 11):
         done = still(samples("012" * 20, "012" * 20), forget, samples("012" * count, "012" * count, 2))
         assert done.resolution == pytest.approx(0, abs=1e-6)
@@ -284,7 +306,7 @@ def test_a_repair_that_diverges_at_one_length_is_not_kept(monkeypatch):
     assert done.length == 0.2
     record = json.loads(json.dumps(done.to_dict(), allow_nan=False))
     assert record["trials"][1]["shortfall"] is record["trials"][1]["seen"] is None
-    assert str(done).splitlines()[-1] == "  0.30   the repair diverged"
+    assert str(done).splitlines()[-1].split(maxsplit=2)[1:] == ["0.30", "the repair diverged"]
 
 
 def test_a_step_of_nothing():

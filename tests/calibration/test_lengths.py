@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from ssse.calibration.lengths import Seen, Splits, Trial, losses_of, shortfall, walk
+from ssse.calibration.lengths import Seen, Splits, Trial, losses_of, shortfall, walk, walk_in_turn
 from ssse.errors import InvalidData
 from ssse.problem.short_training import Trainee
 from tests.support.known_networks import by_hand, samples
@@ -29,11 +29,28 @@ def walked(way: str, shortfalls: Sequence[float], start: float) -> tuple[list[fl
         visited.append(length)
         place = int(length) - 1
         seen = Seen({">": 0.75, "<": 0.25, "=": 0.625}[way[place]], 0.5, 1.0, 1.0)
-        return Trial(length, length / 10, seen, seen, shortfalls[place], worn=0.125), f"model {length:g}"
+        return Trial(1.0, length, length / 10, seen, seen, shortfalls[place], worn=0.125), f"model {length:g}"
 
     (best, model), trials = walk(attempt, lengths, start)
     assert model == f"model {best.length:g}"
     return visited, best.length, [trial.length for trial in trials]
+
+
+def test_one_way_after_the_other_from_the_best_length_on():
+    """The second is looked along from where the first was best; a tie is the first's."""
+
+    def at(damping: float, shortfalls: Sequence[float]):
+        def attempt(length: float) -> tuple[Trial, str]:
+            seen = Seen(0.75, 0.5, 1.0, 1.0)
+            return Trial(damping, length, 1.0, seen, seen, shortfalls[int(length) - 1], worn=0.0), f"{damping:g}"
+
+        return attempt
+
+    ways = [at(1.0, [9, 3, 2, 4]), at(4.0, [1, 9, 5, 1.5]), at(8.0, [9, 9, 9, 1.5])]
+    (best, model), trials = walk_in_turn(ways, [1.0, 2.0, 3.0, 4.0], 2.0)
+    tried = [(trial.damping, trial.length) for trial in trials]
+    assert tried == [(1, 2), (1, 3), (1, 4), (4, 3), (4, 4), (8, 3), (8, 4)]
+    assert (best.damping, best.length, best.shortfall, model) == (4.0, 4.0, 1.5, "4")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +107,7 @@ def test_the_way_is_longer_where_s_stands_out_by_more_than_the_model_suffers():
         (Seen(0.5, 0.5, 1.0, 1.0, 1.0), -1),
         (Seen(0.25, 0.5, 1.0, 1.0, 1.0), -1),
     ]:
-        assert Trial.of(0.5, 1.0, seen, seen, original).way == way
+        assert Trial.of(1e-3, 0.5, 1.0, seen, seen, original).way == way
 
 
 def test_the_shortfall():
@@ -98,7 +115,7 @@ def test_the_shortfall():
     assert shortfall(Seen(0.6, 0.8, 0.9, 0.7, 0.9), original) == pytest.approx(0.2 / 4)
     worse = Seen(0.9, 0.8, 0.8, 0.6, 0.5)
     assert losses_of(worse, original) == pytest.approx([0.1, 0.1, 0.4])
-    trial = Trial.of(0.5, 1.0, worse, worse, original)
+    trial = Trial.of(1e-3, 0.5, 1.0, worse, worse, original)
     assert trial.shortfall == shortfall(worse, original) == pytest.approx((0.1 + 0.1 + 0.1 + 0.4) / 4)
     assert trial.worn == pytest.approx(0.4)
     assert shortfall(Seen(0.8, 0.8, 1.0, 1.0, 1.0), original) == 0  # better than before is no fault
@@ -136,6 +153,8 @@ def test_a_class_that_leaves_is_not_asked_to_stay():
     whole = Splits.of(Trainee.of(by_hand(), "cross_entropy", samples("1122", "1122")), forget, held_out, 68)
     assert whole.kin == []
     assert whole.look(trainee).kin is None
+    everybody = Splits.of(trainee, samples("012", "012", 3), held_out, 11)
+    assert everybody.look(trainee).kin is None  # all that stay are kin: as retained they are counted once
 
 
 def test_weights_in_batches_and_probabilities_as_labels():

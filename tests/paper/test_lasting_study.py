@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from ssse.calibration.lengths import DAMPINGS
 from ssse.paper.cache import Cache
-from ssse.paper.lasting import methods, networks
+from ssse.paper.lasting import methods, networks, run
 from ssse.paper.lasting.jobs import ALONE, ASCENT, NOTHING, OURS, RETRAINED, Block, Study
 from ssse.paper.lasting.networks import DIGITS, Form, Twins
 from ssse.paper.settings import Settings
@@ -87,9 +88,10 @@ def blocks_hold_what_they_must(answers: dict[str, Answers]) -> None:
                 assert answer["along"][0] == pytest.approx(on_s(answer, "alone"))
                 assert answer["moments"][0]["accuracy"] == pytest.approx(on_s(answer, "repaired"))
     for answer in answers[OURS].values():
-        tried = {one["length"]: one["shortfall"] for one in answer["trials"]}
+        tried = {(one["damping"], one["length"]): one["shortfall"] for one in answer["trials"]}
         assert answer["length"] in FORM.lengths
-        assert tried[answer["length"]] == min(tried.values())
+        assert tried[answer["damping"], answer["length"]] == min(tried.values())
+        assert {damping for damping, _ in tried} == {times * FORM.recipe.decay for times in DAMPINGS}
     for answer in answers[RETRAINED].values():
         assert answer["alone"]["gap"] == 0
         assert answer["alone"]["kl"] == pytest.approx(0, abs=1e-9)
@@ -112,7 +114,8 @@ def test_the_study(tmp_path, monkeypatch):
     again = {name: study.numbers(Block(name, 0)) for name in LOOKED_AT}
     assert again == json.loads(json.dumps(answers))
     directions, told = study.steps(0)
-    assert set(directions) == set(told["requests"]) == {removal.words for removal in study.ground.removals}
+    wanted = {methods.softened(removal.words, times) for removal in study.ground.removals for times in DAMPINGS}
+    assert set(directions) == set(told["requests"]) == wanted
     assert all(told["requests"][words]["residual"] < 1e-6 for words in directions)
     assert study.settings.cache.made == 0
     with pytest.raises(AssertionError, match="trained again"):
@@ -185,3 +188,17 @@ def test_directions_and_what_is_told_of_them_are_whole_or_made_anew(tmp_path, mo
     assert untrained(FORM, tmp_path).steps(0)[1] == {"fit_seconds": 1.5}
     assert untrained(FORM).steps(0)[1] == {"fit_seconds": 1.5}  # without a folder
     assert len(solved) == 3
+
+
+@pytest.mark.long
+def test_with_a_projected_kernel_it_is_told_from_end_to_end(monkeypatch):
+    """As with --scale large: the true kernel is nobody's, so no residual is told, and one seed has no floor."""
+    few = replace(_SMALL, recipe=replace(_SMALL.recipe, epochs=4), images=200, projected=True, lengths=(0.25,))
+    for place in (networks, run):
+        monkeypatch.setattr(place, "DIGITS", few)
+    result = run.run(Settings(device="cpu", show_progress=False))
+    cost = next(table for table in result.tables if table.title == "What ours costs")
+    assert cost.rows[0][cost.columns.index("largest residual")] is None
+    methods_told = {row[0] for table in result.tables if table.title.startswith("Removed") for row in table.rows}
+    assert {"SalUn", "NegGrad+", "retrained"} <= methods_told
+    assert not any("noise floor" in row.method for row in result.summary)

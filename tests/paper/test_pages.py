@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -289,6 +290,19 @@ def test_reproduce_says_how_it_was_made(tmp_path, monkeypatch):
             assert str(tmp_path) not in path.read_text(), path
 
 
+def test_every_size_lies_in_a_folder_of_its_own(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    for scale, form, folder in (
+        ("auto", "full", "lasting"),
+        ("small", "small", "lasting-small"),
+        ("large", "large", "lasting-large"),
+    ):
+        made = replace(experiments.result("lasting"), form=form)
+        experiments.install(monkeypatch, "lasting", lambda _, made=made: made)
+        result = ssse.reproduce("lasting", data=tmp_path / "data", output=tmp_path, scale=scale, progress=False)
+        assert result.page == tmp_path / folder / "page.html"
+
+
 def test_a_command_that_is_handed_over_loses_its_folders():
     assert (
         provenance.without_folders("python run.py --data=/home/me/x '~/y' a/b") == "python run.py --data=DIR 'DIR' a/b"
@@ -300,8 +314,10 @@ def test_a_command_that_is_handed_over_loses_its_folders():
     [
         ("celebA2", {}, "Did you mean 'celeba'"),
         ("zzz", {}, "There are: illustrative, celeba, awa2, cifar10, lasting"),
-        ("awa2", {"scale": "big"}, "'auto', 'full' or 'small'"),
+        ("awa2", {"scale": "big"}, "'auto', 'full', 'small' or 'large'"),
         ("awa2", {"scale": "full"}, "needs its data"),
+        ("awa2", {"scale": "large"}, "no size past the full one"),
+        ("lasting", {"scale": "large"}, "needs its data"),
         ("awa2", {"data": "not/there"}, "does not exist"),
         ("awa2", {"seed": -1}, "seed"),
         ("awa2", {"device": "tpu!"}, "device must be"),

@@ -1,8 +1,9 @@
-"""A network's erasure that lasts: the direction of the exact step, the longest of it that is worth taking, and repair.
+"""A network's erasure that lasts: the direction of the exact step, as much of it as is worth taking, and repair.
 
 Not the damping but the length of the step over ‖θ‖ decides how much a network forgets for good, and what looks best
 before the repair is not what is best after it. So a few lengths are tried, each is repaired, and what is kept is the
-one after which S is like held-out samples of its kind while all else works as before. Nothing is retrained to choose.
+one after which S is like held-out samples of its kind while all else works as before; then the same with a softer
+direction. Nothing is retrained to choose.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from ssse.calibration.lengths import LENGTHS, START, Seen, Splits, Trial, search_lengths
+from ssse.calibration.lengths import DAMPINGS, LENGTHS, START, Seen, Splits, Trial, search_lengths
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.diagnostics import Diagnostics
 from ssse.erasure.erase import erase
@@ -39,9 +40,9 @@ class LastingErasure:
     Attributes:
         model: a new module in eval mode; the one passed in is untouched. No curvature fitted before belongs to it.
         verdict: "ok", or "caution" with the reasons: measured after the repair.
-        length, scale: of the step that was taken. trials: all that were tried: the curve it was decided from. Where the
-            repair diverged, the shortfall is infinite and what is seen is NaN.
-        original: the model passed in, on the same samples. step: the diagnostics of the direction, at ε = 1.
+        damping, length, scale: of the step that was taken. trials: all that were tried, damping by damping: the curves
+            it was decided from. Where the repair diverged, the shortfall is infinite and what is seen is NaN.
+        original: the model passed in, on the same samples. step: the diagnostics of its direction, at ε = 1.
         training: of each repair. epochs: of all of them together.
         resolution: the standard error of forgotten − expected, from so many samples.
     """
@@ -49,6 +50,7 @@ class LastingErasure:
     model: nn.Module
     verdict: Literal["ok", "caution"]
     reasons: tuple[str, ...]
+    damping: float
     length: float
     scale: float
     trials: tuple[Trial, ...]
@@ -68,16 +70,18 @@ class LastingErasure:
 
     def __str__(self) -> str:
         lines = [f"verdict: {self.verdict}", *(f"  because {reason}" for reason in self.reasons)]
-        lines.append("length   S right  held-out  retained   staying  shortfall")
-        shown = [Trial(0.0, 0.0, self.original, self.original, math.nan, 0.0), *self.trials]
+        lines.append("       λ  length   S right  held-out  retained   staying  shortfall")
+        shown = [Trial(math.nan, 0.0, 0.0, self.original, self.original, math.nan, 0.0), *self.trials]
         for trial in shown:
+            step = f"{'–' if math.isnan(trial.damping) else f'{trial.damping:.2g}':>8} {trial.length:7.2f}"
             if math.isinf(trial.shortfall):
-                lines.append(f"{trial.length:6.2f}   the repair diverged")
+                lines.append(f"{step}   the repair diverged")
                 continue
-            seen, mark = trial.seen, " ←" if trial.length == self.length else ""
-            points = "" if math.isnan(trial.shortfall) else f"{100 * trial.shortfall:10.2f}{mark}"
+            taken = (trial.damping, trial.length) == (self.damping, self.length)
+            points = "" if math.isnan(trial.shortfall) else f"{100 * trial.shortfall:10.2f}{' ←' if taken else ''}"
+            seen = trial.seen
             shares = f"{seen.forgotten:9.1%} {seen.expected:9.1%} {seen.retained:9.1%} {seen.staying:9.1%}"
-            lines.append(f"{trial.length:6.2f} {shares} {points}".rstrip())
+            lines.append(f"{step} {shares} {points}".rstrip())
         return "\n".join(lines)
 
 
@@ -92,6 +96,7 @@ def erase_and_repair(
     training: Training | None = None,
     lengths: Sequence[float] = LENGTHS,
     start: float = START,
+    dampings: Sequence[float] = DAMPINGS,
     epochs: int | None = None,
     learning_rate: float | None = None,
     seed: int = 0,
@@ -105,8 +110,9 @@ def erase_and_repair(
 
     The direction is that of `ssse.erase`. Lengths are tried from `start` on, longer ones where S stands out from
     held-out samples of its kind by more than the model suffers and shorter ones elsewhere, each repaired as
-    `ssse.repair` does, until the shortfall no longer falls; the length with the smallest is kept. Needs S, what stays
-    and a few held-out samples; nothing is retrained.
+    `ssse.repair` does, until the shortfall no longer falls; then the same for the next of the dampings, from the best
+    length on. What has the smallest shortfall is kept. Needs S, what stays and a few held-out samples; nothing is
+    retrained.
 
     Args:
         curvature: of the model; rows="margin", structure="lowrank" is what was measured to work.
@@ -115,6 +121,7 @@ def erase_and_repair(
             them the length is chosen, so they say nothing about the result any more.
         training: how the model was trained; epochs, learning_rate: of each repair, as in `ssse.repair`.
         lengths: of the step over ‖θ‖ that may be tried. start: the first of them.
+        dampings: of the direction, times the curvature's; (1,) looks along one direction alone.
 
     Raises:
         Refused: there is no direction to go, or not one of this model. InvalidData: S is among the retained or the
@@ -122,7 +129,7 @@ def erase_and_repair(
         Diverged: the repair did, at every length that was tried.
     """
     started = time.perf_counter()
-    tried = _check_lengths(lengths, start)
+    tried, softer = _check_lengths(lengths, start), _check_dampings(dampings)
     own = {"epochs": epochs, "learning_rate": learning_rate}
     repair_training(training, 1, **own)  # what is wrong with them is said before anything is computed
     loss = matching_loss(curvature, loss_fn)
@@ -132,8 +139,11 @@ def erase_and_repair(
             f"{loss.name}. Use ssse.erase with a scale of your own, then ssse.repair."
         )
     # Its direction alone: how far to go, and what that does to samples that should keep working, is looked at below.
-    erasure = erase(model, curvature, loss_fn, forget, scale=1.0, override=("step", "probe"), progress=progress)
-    if erasure.reach == 0:
+    erasures = []
+    for times in softer:
+        damped = curvature if times == 1 else curvature.with_damping(times * curvature.damping)
+        erasures.append(erase(model, damped, loss_fn, forget, scale=1.0, override=("step", "probe"), progress=progress))
+    if any(erasure.reach == 0 for erasure in erasures):
         raise InvalidSetting("The step for these samples is zero: the model has learnt nothing from them to erase.")
     trainee = Trainee.of(model, curvature.loss if loss_fn is None else loss_fn, retained, curvature.label_key)
     settings = repair_training(training, trainee.count, **own)
@@ -141,8 +151,8 @@ def erase_and_repair(
     refuse_forgotten([trainee.samples], splits.forgotten)
     refuse_forgotten_held_out(splits.held, splits.forgotten)
     found = search_lengths(
-        trainee, splits, erasure.at, erasure.reach, settings, lengths=tried, start=start, seed=seed,
-        autocast=autocast, progress=progress,
+        trainee, splits, erasures, settings, lengths=tried, start=start, seed=seed, autocast=autocast,
+        progress=progress,
     )  # fmt: skip
     chosen = found.chosen
     reasons = _reasons(chosen, found.original, splits, tried)
@@ -150,11 +160,12 @@ def erase_and_repair(
         model=found.model,
         verdict="caution" if reasons else "ok",
         reasons=tuple(reasons),
+        damping=chosen.damping,
         length=chosen.length,
         scale=chosen.scale,
         trials=found.trials,
         original=found.original,
-        step=erasure.diagnostics,
+        step=found.erasure.diagnostics,
         training=settings,
         epochs=settings.epochs * len(found.trials),
         resolution=splits.error(chosen.seen),
@@ -162,12 +173,28 @@ def erase_and_repair(
     )
 
 
-def _check_lengths(lengths: Sequence[float], start: float) -> list[float]:
+def _positive(numbers: Sequence[float]) -> list[float]:
+    """In their order; empty where one of them is no positive number."""
     try:
-        given = sorted({float(one) for one in lengths})
+        given = [] if isinstance(numbers, str) else [float(one) for one in numbers]
     except (TypeError, ValueError):  # one number, or what is none
         given = []
-    if not given or not all(0 < one < math.inf for one in given):
+    return given if all(0 < one < math.inf for one in given) else []
+
+
+def _check_dampings(dampings: Sequence[float]) -> list[float]:
+    given = list(dict.fromkeys(_positive(dampings)))
+    if not given:
+        raise InvalidSetting(
+            "dampings are those of the direction over the curvature's, positive numbers such as (1, 4); not "
+            f"{dampings!r}."
+        )
+    return given
+
+
+def _check_lengths(lengths: Sequence[float], start: float) -> list[float]:
+    given = sorted(set(_positive(lengths)))
+    if not given:
         raise InvalidSetting(
             f"lengths are those of the step over ‖θ‖, positive numbers such as (0.35, 0.5); not {lengths!r}."
         )

@@ -1,16 +1,18 @@
-"""How long a network's step should be: a few lengths, each repaired, and what is seen of S and all else afterwards."""
+"""How long and how damped a network's step should be: a few, each repaired, and what is seen of S and all else."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ssse.erasure.erase import Erasure
 from ssse.erasure.health import staying
 from ssse.errors import Diverged, InvalidData
 from ssse.problem.batches import Batch, regroup, take_samples, without_weights
@@ -25,6 +27,7 @@ T = TypeVar("T")
 # of its training, a network of 19,000 parameters from 0.35; whole classes need 0.3.
 LENGTHS = (0.1, 0.17, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4)
 START = 0.5
+DAMPINGS = (1.0, 4.0)  # times the curvature's: a softer direction is the better one for some requests
 LOOKED = 5_000  # of the retained samples, at which the health of the model is judged
 
 
@@ -35,7 +38,7 @@ class Seen:
     Attributes:
         forgotten: on S. expected: on held-out samples, in the classes and shares that S has.
         retained: on a part of D∖S. staying: on held-out samples of the classes that stay.
-        kin: on retained samples of the classes that S has; None where none are left.
+        kin: on retained samples of the classes that S has; None where none are left, or no others.
     """
 
     forgotten: float
@@ -50,12 +53,13 @@ class Trial:
     """One length, after its repair.
 
     Attributes:
-        length: of the step over ‖θ‖; 0 is the original without step or repair. scale: ε of the same step.
+        damping: λ of the step. length: of the step over ‖θ‖; 0 is the original without step or repair. scale: its ε.
         seen: after the repair. before_repair: right after the step, with the statistics as they were.
         shortfall: the gap to a retrained model as these samples tell it: the mean of |forgotten − expected| and of what
             retained, staying and kin samples lost against the original. worn: the most that one of these lost.
     """
 
+    damping: float
     length: float
     scale: float
     seen: Seen
@@ -64,9 +68,9 @@ class Trial:
     worn: float
 
     @classmethod
-    def of(cls, length: float, scale: float, seen: Seen, before_repair: Seen, original: Seen) -> Trial:
+    def of(cls, damping: float, length: float, scale: float, seen: Seen, before_repair: Seen, original: Seen) -> Trial:
         lost = losses_of(seen, original)
-        return cls(length, scale, seen, before_repair, shortfall(seen, original), max(lost))
+        return cls(damping, length, scale, seen, before_repair, shortfall(seen, original), max(lost))
 
     @property
     def way(self) -> Literal[1, -1]:
@@ -76,10 +80,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Searched:
-    """The trial that was chosen and its model; all trials, by their length; and the original on the same samples."""
+    """The trial that was chosen, its model and its step; all trials, in turn; and the original on the same samples."""
 
     chosen: Trial
     model: nn.Module
+    erasure: Erasure
     trials: tuple[Trial, ...]
     original: Seen
 
@@ -87,8 +92,7 @@ class Searched:
 def search_lengths(
     trainee: Trainee,
     splits: Splits,
-    at: Callable[[float], nn.Module],
-    reach: float,
+    erasures: Sequence[Erasure],
     settings: Training,
     *,
     lengths: Sequence[float] = LENGTHS,
@@ -97,13 +101,12 @@ def search_lengths(
     autocast: bool = False,
     progress: bool = True,
 ) -> Searched:
-    """Repair the model at a few lengths of one step and keep the one with the smallest shortfall.
+    """Repair the model at a few lengths of one step, then of the others, and keep what has the smallest shortfall.
 
     Where the repair of one diverges, a shorter one is tried; it is never kept.
 
     Args:
-        trainee: the original and what stays. at: the model at a scale ε, a copy. reach: the length of the step at
-            ε = 1 over ‖θ‖. lengths: ascending.
+        trainee: the original and what stays. erasures: the same request with one damping each. lengths: ascending.
 
     Raises:
         Diverged: there is none whose repair did not.
@@ -112,30 +115,46 @@ def search_lengths(
 
     with bar("lengths", None, progress) as advance:
 
-        def attempt(length: float) -> tuple[Trial, nn.Module | None]:
-            advance(text=f"step of {length:g} ‖θ‖, then repair")
-            candidate = _on(trainee, at(length / reach))
+        def attempt(erasure: Erasure, length: float) -> tuple[Trial, tuple[nn.Module | None, Erasure]]:
+            damping, scale = erasure.diagnostics.damping, length / erasure.reach
+            advance(text=f"step of {length:g} ‖θ‖, λ = {damping:.3g}, then repair")
+            candidate = _on(trainee, erasure.at(scale))
             before = splits.look(candidate)
             try:
                 candidate.train(settings, seed=seed, autocast=autocast, text="repair", progress=False)
             except Diverged:
                 advance(1)
                 nothing = Seen(math.nan, math.nan, math.nan, math.nan)
-                return Trial(length, length / reach, nothing, before, math.inf, 0.0), None
+                return Trial(damping, length, scale, nothing, before, math.inf, 0.0), (None, erasure)
             done = _on(trainee, candidate.finish())
             seen = splits.look(done)
             advance(1)
-            return Trial.of(length, length / reach, seen, before, original), done.given
+            return Trial.of(damping, length, scale, seen, before, original), (done.given, erasure)
 
-        say(f"at most {len(lengths)} lengths, {settings.epochs} epochs of repair for each", progress)
-        (chosen, model), trials = walk(attempt, lengths, start)
+        most = len(lengths) * len(erasures)
+        say(f"at most {most} steps, mostly half of them, {settings.epochs} epochs of repair for each", progress)
+        ways = [partial(attempt, erasure) for erasure in erasures]
+        (chosen, (model, erasure)), trials = walk_in_turn(ways, lengths, start)
     if model is None:
-        tried = ", ".join(f"{trial.length:g}" for trial in trials)
+        tried = ", ".join(f"{length:g}" for length in sorted({trial.length for trial in trials}))
         raise Diverged(
             f"The repair diverged after every step that was tried (lengths {tried}); nothing was changed. Use a "
             f"smaller learning_rate than {settings.learning_rate:g}, or shorter lengths."
         )
-    return Searched(chosen, model, trials, original)
+    return Searched(chosen, model, erasure, trials, original)
+
+
+def walk_in_turn(
+    ways: Sequence[Callable[[float], tuple[Trial, T]]], lengths: Sequence[float], start: float
+) -> tuple[tuple[Trial, T], tuple[Trial, ...]]:
+    """`walk` along one way after the other, from the second on from the length that was best before."""
+    best, trials = walk(ways[0], lengths, start)
+    for attempt in ways[1:]:
+        found, more = walk(attempt, lengths, best[0].length)
+        trials += more
+        if found[0].shortfall < best[0].shortfall:
+            best = found
+    return best, trials
 
 
 def walk(
@@ -201,7 +220,8 @@ class Splits:
             taken = take_samples((x, y), places[:LOOKED])
             return [without_weights(one) for one in regroup([taken], PASS)] if len(places) else []
 
-        return cls(forgotten, held, part(order), weights, staying(labels, own, n), part(order[alike]))
+        kin = order[:0] if bool(alike.all()) else order[alike]  # what all are is not counted twice
+        return cls(forgotten, held, part(order), weights, staying(labels, own, n), part(kin))
 
     def look(self, trainee: Trainee) -> Seen:
         held = _hits(trainee, self.held)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ssse.cli.console import failures_in_one_line, show, table
 from ssse.errors import InvalidSetting
-from ssse.paper.experiments import EXPERIMENTS
+from ssse.paper.experiments import EXPERIMENTS, Scale
 from ssse.paper.reproduce import redraw as draw_again
 from ssse.paper.reproduce import reproduce as run
 
 if TYPE_CHECKING:
     from ssse.paper.result import Result
 
-Scale = Literal["auto", "full", "small"]
 STOPPED = "Stopped; run the same command again to go on where it stopped."
 STOPPED_FOR_GOOD = "Stopped; with --no-cache nothing was kept."
 
@@ -31,7 +30,9 @@ def reproduce(
     output: Annotated[Path, typer.Option(metavar="DIR", help="Where to write; a folder for each experiment.")] = Path(
         "results"
     ),
-    scale: Annotated[Scale, typer.Option(help="auto: full where --data is given, else small.")] = "auto",
+    scale: Annotated[
+        Scale, typer.Option(help="auto: full where --data is given, else small. large: of lasting alone.")
+    ] = "auto",
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: a GPU where there is one.")] = "auto",
     seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn at random.")] = 0,
     cache: Annotated[
@@ -90,6 +91,8 @@ def _list(as_json: bool) -> None:
     for spec in EXPERIMENTS.values():
         if spec.needs_data:
             show(f"{spec.name} without its data: {spec.small}")
+        if spec.large:
+            show(f"{spec.name} with --scale large: {spec.large}")
 
 
 def _print(result: Result, page: Path) -> None:

@@ -13,12 +13,15 @@ from typing import Literal
 from ssse.errors import InvalidSetting
 
 PAST = "past the paper"
-Scale = Literal["auto", "full", "small"]
+Scale = Literal["auto", "full", "small", "large"]
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What an experiment shows and what it asks for, in words; `small` is what runs without its data."""
+    """What an experiment shows and what it asks for, in words.
+
+    `small` is what runs without its data; `large` what runs with --scale large, past the full size; mostly nothing.
+    """
 
     name: str
     title: str
@@ -27,6 +30,7 @@ class Spec:
     memory: str
     time: str
     small: str
+    large: str = ""
 
     @property
     def needs_data(self) -> bool:
@@ -81,6 +85,7 @@ EXPERIMENTS: Mapping[str, Spec] = {
             memory="a GPU with about 120 GB; with --scale small about 2 GB",
             time="some tens of minutes; with --scale small --device cpu: hours",
             small=_DIGITS,
+            large="a network of 11 million parameters, a tenth of the data at random",
         ),
     )
 }

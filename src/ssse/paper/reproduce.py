@@ -76,7 +76,7 @@ def redraw(name: str, output: str | os.PathLike[str] = "results") -> Result:
     Raises:
         InvalidSetting: there is no finished run, or its numbers are not of this version.
     """
-    spec, folder = find(name.removesuffix("-small")), Path(output) / name
+    spec, folder = find(name.removesuffix("-small").removesuffix("-large")), Path(output) / name
     from ssse.paper.pages.writer import write, write_overview
 
     compose = getattr(import_module(f"ssse.paper.{spec.name}.run"), "compose", None)
@@ -95,8 +95,10 @@ def redraw(name: str, output: str | os.PathLike[str] = "results") -> Result:
 
 
 def place_of(result: Result, output: Path) -> Path:
-    """OUTPUT/NAME; beside it, as NAME-small, where a small form would overwrite a run at full size."""
+    """OUTPUT/NAME; beside it, as NAME-small, where a small form would overwrite a run at full size; or NAME-large."""
     folder = output / result.experiment
+    if result.form == "large":
+        return folder.with_name(f"{folder.name}-large")
     try:
         before = json.loads((folder / "results.json").read_text(encoding="utf-8"))["form"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -107,16 +109,19 @@ def place_of(result: Result, output: Path) -> Path:
 def _checked(spec: Spec, data: str | os.PathLike[str] | None, scale: str, device: str, seed: int) -> Path | None:
     """The folder of the data, if one is given, with everything else in order."""
     if scale not in get_args(Scale):
-        raise InvalidSetting(f"scale must be 'auto', 'full' or 'small', not {scale!r}.")
+        raise InvalidSetting(f"scale must be 'auto', 'full', 'small' or 'large', not {scale!r}.")
+    if scale == "large" and not spec.large:
+        raise InvalidSetting(f"'{spec.name}' has no size past the full one; leave --scale large out.")
     if device not in ("auto", "cpu", "cuda") and not device.startswith("cuda:"):
         raise InvalidSetting(f"device must be 'auto', 'cpu' or 'cuda', not {device!r}.")
     if not isinstance(seed, int) or seed < 0:
         raise InvalidSetting(f"seed must be a whole number from 0 on, not {seed!r}.")
     if data is None:
-        if scale == "full" and spec.needs_data:
+        if scale in ("full", "large") and spec.needs_data:
+            size = "full" if scale == "full" else "that"
             raise InvalidSetting(
-                f"'{spec.name}' at full size needs its data ({spec.data}). Say where it lies with --data, or leave out "
-                "--scale full."
+                f"'{spec.name}' at {size} size needs its data ({spec.data}). Say where it lies with --data, or leave "
+                f"out --scale {scale}."
             )
         return None
     if not spec.needs_data:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 
 from ssse.errors import InvalidSetting
 from ssse.paper.cache import Cache
+from ssse.paper.experiments import Scale
 from ssse.system.progress import bar
 
 T = TypeVar("T")
-Scale = Literal["auto", "full", "small"]
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ssse.calibration.lengths import START, Splits, Trial, losses_of, shortfall, walk
+from ssse.calibration.lengths import DAMPINGS, START, Splits, Trial, losses_of, shortfall, walk, walk_in_turn
 from ssse.curvature.choices import LowRank
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.erase import erase
@@ -23,6 +24,7 @@ from ssse.paper.cache import key_of
 from ssse.paper.lasting import case as cases
 from ssse.paper.lasting import lanes, methods, plans, projected
 from ssse.paper.lasting.case import PASS, Case, Numbers
+from ssse.paper.lasting.methods import softened
 from ssse.paper.lasting.networks import LOSS, Form, Ground, Twins, prepare, train_twins
 from ssse.paper.lasting.plans import OPPONENTS, Opponent
 from ssse.paper.lasting.projected import ProjectedKernel, Projection
@@ -57,9 +59,10 @@ class Study:
 
     @cached_property
     def twins(self) -> dict[int, Twins]:
-        """Of the seeds that everything is measured on, and of the shadows."""
+        """Of the seeds that everything is measured on, and of the shadows: small networks of a GPU train at once."""
         seeds = list(range(self.form.seeds + self.form.shadows))
-        groups = [seeds] if self.form.shadows else [[seed] for seed in seeds]
+        at_once = self.form.shadows and self.ground.x.is_cuda
+        groups = [seeds] if at_once else [[seed] for seed in seeds]
         return {twins.seed: twins for some in groups for twins in train_twins(self.ground, some)}
 
     @cached_property
@@ -83,14 +86,20 @@ class Study:
         return dict(zip([case.words for case in self.cases[block.seed]], found, strict=True))
 
     def key(self, block: Block) -> str:
-        judging = {OURS: (walk, shortfall, losses_of, Trial, Splits), ASCENT: (Splits,)}.get(block.method, ())
+        judging = {OURS: (walk, walk_in_turn, shortfall, losses_of, Trial, Splits), ASCENT: (Splits,)}.get(
+            block.method, ()
+        )
         rule = [inspect.getsource(part) for part in judging] + [self.form.seeds]  # of which seed is followed
+        rule += list(DAMPINGS) if block.method == OURS else []
         repairs = [str(case.repairing) for case in self.cases[block.seed]]
         sources = (cases, methods, lanes, plans)
         return key_of(f"lasting-{block.method}", *self.base(block.seed), block.method, START, rule, repairs, *sources)
 
     def steps(self, seed: int, rows: Rows = "margin") -> tuple[dict[str, Tensor], Numbers]:
-        """The direction of every request, at ε = 1; and of the fit and each request its seconds and its residual."""
+        """The direction of every request, at ε = 1; and of the fit and each request its seconds and its residual.
+
+        Of margin rows also the softer directions that ours may take, as `methods.softened` names them.
+        """
         key, cache = self.step_key(seed, rows), self.settings.cache
         solver = self._solve_projected if self.form.projected else self._solve
         solved: dict[str, Tensor] = {}
@@ -106,7 +115,7 @@ class Study:
         return {words: value.to(self.ground.x.device) for words, value in directions.items()}, numbers
 
     def step_key(self, seed: int, rows: Rows = "margin") -> str:
-        how = (projected,) if self.form.projected else ()
+        how = (*((projected,) if self.form.projected else ()), *(DAMPINGS if rows == "margin" else ()))
         return key_of(f"steps-{rows}", *self.base(seed), *how)
 
     def chosen(self, opponent: Opponent) -> list[Numbers]:
@@ -155,28 +164,30 @@ class Study:
                 device,
             )
             directions = {}
-            for case in self.cases[twins.seed]:
-                erasure, seconds = timed(
-                    lambda case=case: erase(
-                        original,
-                        curvature,
-                        LOSS,
-                        case.forget,
-                        scale=1.0,
-                        leave_out=rows == "margin",
-                        override=("step", "leverage"),
-                        progress=False,
-                    ),
-                    device,
-                )
-                measured = erasure.diagnostics
-                told["requests"][case.words] = {
-                    "seconds": seconds,
-                    "residual": measured.solve_residual,
-                    "length": erasure.reach,
-                    "verdict": measured.verdict,
-                }
-                directions[case.words] = erasure.direction.cpu()
+            for times in DAMPINGS if rows == "margin" else (1.0,):
+                damped = curvature if times == 1 else curvature.with_damping(times * curvature.damping)
+                for case in self.cases[twins.seed]:
+                    erasure, seconds = timed(
+                        lambda case=case, damped=damped: erase(
+                            original,
+                            damped,
+                            LOSS,
+                            case.forget,
+                            scale=1.0,
+                            leave_out=rows == "margin",
+                            override=("step", "leverage"),
+                            progress=False,
+                        ),
+                        device,
+                    )
+                    measured, name = erasure.diagnostics, softened(case.words, times)
+                    told["requests"][name] = {
+                        "seconds": seconds,
+                        "residual": measured.solve_residual,
+                        "length": erasure.reach,
+                        "verdict": measured.verdict,
+                    }
+                    directions[name] = erasure.direction.cpu()
         return directions, told
 
     def _solve_projected(self, twins: Twins, rows: Rows) -> tuple[dict[str, Tensor], Numbers]:
@@ -193,17 +204,21 @@ class Study:
                 ),
                 device,
             )
-            for case in self.cases[twins.seed]:
+            for times, case in product(DAMPINGS, self.cases[twins.seed]):
                 direction, seconds = timed(
-                    lambda case=case: kernel.direction(case.removal.forget.to(device), decay, decay), device
+                    lambda times=times, case=case: kernel.direction(
+                        case.removal.forget.to(device), decay, times * decay
+                    ),
+                    device,
                 )
-                told["requests"][case.words] = {
+                name = softened(case.words, times)
+                told["requests"][name] = {
                     "seconds": seconds,
                     "residual": None,  # of the system with the true kernel, which nobody has
                     "length": float(direction.norm()) / norm,
                     "verdict": None,
                 }
-                directions[case.words] = direction.to(ground.x.dtype).cpu()
+                directions[name] = direction.to(ground.x.dtype).cpu()
         return directions, told
 
     def base(self, seed: int) -> Sequence[Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import product
 
 import numpy as np
 from torch import Tensor, nn
 
 from ssse import baselines
-from ssse.calibration.lengths import START, Trial, walk
+from ssse.calibration.lengths import DAMPINGS, START, Trial, walk_in_turn
 from ssse.errors import InvalidSetting
 from ssse.paper.lasting.case import Case, Numbers
 from ssse.paper.lasting.lanes import Look, train_lanes
@@ -22,6 +24,11 @@ MOMENTS = (1, 3, 8)
 ASCENDING = (1e-4, 1e-3, 1e-2, 1e-1)  # rates of ascent, of which the first is taken that gets there
 
 Directions = Mapping[str, Tensor]
+
+
+def softened(words: str, times: float) -> str:
+    """The name of a request's direction with the damping so many times that of the training."""
+    return words if times == 1 else f"{words}, λ × {times:g}"
 
 
 def nothing(cases: Sequence[Case]) -> list[Numbers]:
@@ -39,7 +46,7 @@ def paper(cases: Sequence[Case], directions: Directions) -> list[Numbers]:
     """The paper's step at the ε that is best in hindsight, by the gap, which nobody knows without retraining."""
     answers = []
     for case in cases:
-        at = _along(case, directions)
+        at = _along(case, directions[case.words])
         found = [case.measure(at(float(scale))) | {"scale": float(scale)} for scale in SCALES]
         answers.append({"alone": min(found, key=lambda one: one["gap"])})
     return answers
@@ -47,42 +54,47 @@ def paper(cases: Sequence[Case], directions: Directions) -> list[Numbers]:
 
 def stepped(cases: Sequence[Case], directions: Directions) -> list[Numbers]:
     """Ours from S alone: the exact step at ε = 1."""
-    return [{"alone": case.measure(_along(case, directions)(1.0))} for case in cases]
+    return [{"alone": case.measure(_along(case, directions[case.words])(1.0))} for case in cases]
 
 
 def lasting(cases: Sequence[Case], directions: Directions, follow: bool = True) -> list[Numbers]:
-    """Ours: the length of the step chosen by a few repairs, by the rule of `ssse.erase_and_repair`.
+    """Ours: damping and length of the step chosen by a few repairs, by the rule of `ssse.erase_and_repair`.
 
-    Side by side all lengths are repaired at once, and the rule walks through what is there. follow: what comes back is
-    looked at for all requests.
+    Side by side all are repaired at once, and the rule walks through what is there. follow: what comes back is looked
+    at for all requests.
     """
-    tried = [(case, length) for case in cases for length in case.lengths]
-    starts = [_at_length(case, directions, length) for case, length in tried]
-    along = {
-        (id(case), length): [case.on_forgotten(start)] for (case, length), start in zip(tried, starts, strict=True)
-    }
+    tried = [(case, times, length) for case in cases for times, length in product(DAMPINGS, case.lengths)]
+    starts = [_at_length(case, directions[softened(case.words, times)], length) for case, times, length in tried]
+    along = [[case.on_forgotten(start)] for (case, *_), start in zip(tried, starts, strict=True)]
 
     def look(place: int, _: int, model: nn.Module) -> None:
-        case, length = tried[place]
-        along[id(case), length].append(case.on_forgotten(model))
+        along[place].append(tried[place][0].on_forgotten(model))
 
-    done = trained([case for case, _ in tried], starts, [repair_plan(case) for case, _ in tried], look)
+    done = trained([case for case, *_ in tried], starts, [repair_plan(case) for case, *_ in tried], look)
     found = {}
-    for (case, length), model, start in zip(tried, done, starts, strict=True):
+    for place, ((case, times, length), model) in enumerate(zip(tried, done, strict=True)):
         seen = case.seen(case.finished(model))
-        trial = Trial.of(length, length, seen, seen, case.original_seen)
-        found[id(case), length] = trial, (model, start)
+        damping = times * case.ground.form.recipe.decay
+        found[id(case), times, length] = Trial.of(damping, length, length, seen, seen, case.original_seen), place
+
+    def there(case: Case, times: float, length: float) -> tuple[Trial, int]:
+        return found[id(case), times, length]
+
     answers, chosen = [], []
     for case in cases:
-        (best, (model, start)), trials = walk(lambda length, case=case: found[id(case), length], case.lengths, START)
-        chosen.append(model)
+        ways = [partial(there, case, times) for times in DAMPINGS]
+        (best, place), trials = walk_in_turn(ways, case.lengths, START)
+        chosen.append(done[place])
         answers.append(
             {
+                "damping": best.damping,
                 "length": best.length,
-                "trials": [{"length": one.length, "shortfall": 100 * one.shortfall} for one in trials],
-                "alone": case.measure(start),
-                "repaired": case.measure(model),
-                "along": along[id(case), best.length],
+                "trials": [
+                    {"damping": one.damping, "length": one.length, "shortfall": 100 * one.shortfall} for one in trials
+                ],
+                "alone": case.measure(starts[place]),
+                "repaired": case.measure(done[place]),
+                "along": along[place],
             }
         )
     return joined(answers, resurfaced(cases, chosen, always=follow))
@@ -98,7 +110,7 @@ def ascended(cases: Sequence[Case]) -> list[Numbers]:
 def tuned(cases: Sequence[Case], opponent: Opponent) -> list[Numbers]:
     """Which settings of the grid come nearest to the retrained network, alone and after the repair.
 
-    In hindsight, by the gap itself: in the opponents' favour. Our length is chosen without it.
+    In hindsight, by the gap itself: in the opponents' favour. Our step is chosen without it.
     """
     tried = [(case, settings) for case in cases for settings in opponent.grid]
     models = opposed([case for case, _ in tried], opponent, [settings for _, settings in tried])
@@ -190,15 +202,15 @@ def joined(*parts: Sequence[Numbers]) -> list[Numbers]:
     return [{name: value for one in found for name, value in one.items()} for found in zip(*parts, strict=True)]
 
 
-def _along(case: Case, directions: Directions) -> Callable[[float], nn.Module]:
+def _along(case: Case, direction: Tensor) -> Callable[[float], nn.Module]:
     """The network at a scale ε of the step."""
-    view, direction = ModelView(case.original), directions[case.words]
+    view = ModelView(case.original)
     return lambda scale: view.with_theta(view.theta() + scale * direction)
 
 
-def _at_length(case: Case, directions: Directions, length: float) -> nn.Module:
-    theta, direction = ModelView(case.original).theta(), directions[case.words]
-    return _along(case, directions)(length * float(theta.norm() / direction.norm()))
+def _at_length(case: Case, direction: Tensor, length: float) -> nn.Module:
+    theta = ModelView(case.original).theta()
+    return _along(case, direction)(length * float(theta.norm() / direction.norm()))
 
 
 def _ascended(case: Case) -> nn.Module:

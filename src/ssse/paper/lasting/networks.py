@@ -29,7 +29,7 @@ class Form:
     Attributes:
         images: to train on; None: all. held_out: of the test images, to choose settings by; the rest measures.
         classes: how many of the first are removed. rates: shares of a class that go. share: removed at random.
-        seeds: networks are trained with 0, 1, … shadows: seeds beyond those, for U-LiRA.
+        seeds: networks are trained with 0, 1, … shadows: seeds beyond those, for U-LiRA; on a GPU alone.
         noise: share of all labels that are drawn at random, where the images alone leave nothing to remember.
         lengths: of our step, that are tried. opponents_of_all_seeds: or of the first alone.
         projected: whether the kernel is of projected gradients, because the rows fit no memory.
@@ -56,7 +56,10 @@ LARGE = Form(
     "large", Recipe(epochs=20, widths=(64, 128, 256, 512), blocks=2), None, 2_000, 0, (), 0.1, 1, projected=True
 )
 _FEW = Recipe(epochs=40, batch=128, rate=0.2, widths=(8, 16, 32), blocks=1, autocast=False)
-MEDIUM = Form("medium", _FEW, 6_000, 2_000, 1, (0.5,), 0.1, 3, shadows=16, lengths=(0.25, 0.35, 0.5, 0.7))
+MEDIUM = Form(
+    "medium", _FEW, 6_000, 2_000, 1, (0.5,), 0.1, 3, shadows=16, lengths=(0.25, 0.3, 0.35, 0.42, 0.5),
+    opponents_of_all_seeds=False,
+)  # fmt: skip
 DIGITS = Form(
     "digits", replace(_FEW, batch=32, rate=0.1), 600, 150, 1, (0.5,), 0.1, 1, noise=0.3, lengths=(0.17, 0.25, 0.35, 0.5)
 )
@@ -82,7 +85,7 @@ class Ground:
 
 def prepare(settings: Settings, form: Form) -> Ground:
     """The images, a part of the test images set apart, and the requests, which are the same for every seed."""
-    images = digits_as_images() if form is DIGITS else load_cifar10(_folder(settings))
+    images = digits_as_images() if form.name == DIGITS.name else load_cifar10(_folder(settings))
     if form.noise:
         images = _with_noise(images, form.noise, settings.seed)
     generator = torch.Generator().manual_seed(settings.seed)

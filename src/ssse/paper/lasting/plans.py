@@ -52,7 +52,7 @@ def cycle_plan(case: Case, training: Training, epochs: int) -> Plan:
 
 @dataclass(frozen=True)
 class Opponent:
-    """A method of many steps. grid: settings that it is tuned over, by the judge that our length is chosen by."""
+    """A method of many steps. grid: settings that it is tuned over, in hindsight."""
 
     key: str
     label: str

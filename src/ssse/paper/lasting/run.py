@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -14,7 +15,7 @@ from ssse.paper.lasting.case import Numbers
 from ssse.paper.lasting.drawing import drawings
 from ssse.paper.lasting.findings import findings, targets
 from ssse.paper.lasting.jobs import NOTHING, OURS, RETRAINED, SHADOWED, Study
-from ssse.paper.lasting.networks import DIGITS, FULL, MEDIUM
+from ssse.paper.lasting.networks import DIGITS, FULL, LARGE, MEDIUM
 from ssse.paper.lasting.tables import summary_rows, tables
 from ssse.paper.result import STAND_IN, Result
 from ssse.paper.settings import Settings
@@ -29,7 +30,10 @@ def run(settings: Settings) -> Result:
 
 def measure(settings: Settings) -> dict[str, Any]:
     """Everything that is computed, as numbers and words."""
-    form = DIGITS if settings.data is None else MEDIUM if settings.small else FULL
+    sizes = {"small": MEDIUM, "large": LARGE}
+    form = DIGITS if settings.data is None else sizes.get(settings.scale, FULL)
+    if form.shadows and settings.torch_device().type == "cpu":
+        form = replace(form, shadows=0)  # networks of as many more seeds as U-LiRA needs: hours on a CPU
     study = Study(settings, form)
     answers: dict[str, dict[str, dict[str, Numbers]]] = {}
     for block in settings.each(study.blocks(), "lasting", lambda one: f"{one.method}, seed {one.seed}"):
@@ -37,7 +41,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     main = [str(seed) for seed in range(form.seeds)]
     recipe, first = form.recipe, study.cases[0]
     return {
-        "form": "full" if form is FULL else "small",
+        "form": "full" if form is FULL else "large" if form is LARGE else "small",
         "name": form.name,
         "title": STAND_IN if form is DIGITS else "CIFAR-10",
         "data": study.ground.words,
@@ -82,9 +86,9 @@ def _notes(numbers: Mapping[str, Any]) -> list[str]:
         "Gap: the mean absolute difference in accuracy to the network that was retrained with the same seed, over D∖S, "
         "S and the test samples of the removed kind and of the others (three splits where samples go at random), in "
         "points. Held-out samples that anything was chosen by are not among the test samples.",
-        "Our length is chosen by S, held-out samples and what stays, as ssse.erase_and_repair chooses it. The settings "
-        "of the opponents are those of a grid with the smallest gap to the retrained network itself, on the first "
-        "request of the kind with the first seed: more than a user could know.",
+        "Damping and length of our step are chosen by S, held-out samples and what stays, as ssse.erase_and_repair "
+        "does. The settings of the opponents are those of a grid with the least gap to the retrained network itself, "
+        "on the first request of the kind with the first seed: more than a user could know.",
         "Repair: the same for all, as ssse.repair trains; BatchNorm statistics from up to 10,000 samples of D∖S. "
         "Fine-tuning is the repair of the original. Each opponent trains for as many epochs as the repair has.",
         "Tried and dropped: margin rows of held-out samples as a guard in the curvature (no better after the repair, "
@@ -92,6 +96,10 @@ def _notes(numbers: Mapping[str, Any]) -> list[str]:
         "same curvature (no better than one step as long), smaller batches in the repair (heal less).",
         "A network's erasure is never certified, whatever the table says.",
     ]
+    if not numbers["attacked"]:
+        notes.append(
+            "U-LiRA needs the networks of a dozen more seeds. They are trained on a GPU alone, at the small size."
+        )
     if numbers["title"] == STAND_IN:
         notes.append("Three in ten labels are drawn at random, so that there is something to remember.")
     return notes

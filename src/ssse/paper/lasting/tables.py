@@ -96,21 +96,24 @@ def _ours(numbers: Numbers) -> PageTable:
                 before = numbers["answers"][NOTHING][seed][words]["alone"]["gap"]
                 moments = one.get("moments") or []
                 rise = moments[-1]["accuracy"] - moments[0]["accuracy"] if moments else None
-                tried = ", ".join(f"{t['length']:g}: {t['shortfall']:.2f}" for t in one["trials"])
+                tried = "; ".join(f"{t['damping']:g}, {t['length']:g}: {t['shortfall']:.2f}" for t in one["trials"])
                 repaired, least = one["repaired"], numbers["floors"].get(words)
-                rows.append([words, int(seed), before, one["length"], tried, repaired["gap"], least, rise])
+                rows.append(
+                    [words, int(seed), before, one["damping"], one["length"], tried, repaired["gap"], least, rise]
+                )
     columns = (
         "removed",
         "seed",
         "gap before",
+        "λ",
         "length over ‖θ‖",
-        "shortfall by length",
+        "shortfall by λ, length",
         "gap",
         "two seeds",
         "rise of S",
     )
     note = "Shortfall: the gap as S, held-out and retained samples tell it, in points; the smallest decides."
-    return PageTable("Ours, request by request: the curve that each length was chosen from", columns, rows, note=note)
+    return PageTable("Ours, request by request: the curves that each step was chosen from", columns, rows, note=note)
 
 
 def _opponents(numbers: Numbers) -> PageTable:
@@ -128,7 +131,7 @@ def _cost(numbers: Numbers) -> PageTable:
     rows = []
     for seed, told in numbers["steps"].items():
         seconds = [one["seconds"] for one in told["requests"].values()]
-        residuals = [one["residual"] for one in told["requests"].values()]
+        residuals = [one["residual"] for one in told["requests"].values() if one["residual"] is not None]
         trials = [len(one["trials"]) for found in [numbers["answers"][OURS][seed]] for one in found.values()]
         epochs = next(iter(numbers["repair"].values()))["epochs"]
         rows.append(
@@ -136,7 +139,7 @@ def _cost(numbers: Numbers) -> PageTable:
                 int(seed),
                 told["fit_seconds"],
                 max(seconds),
-                max(residuals),
+                max(residuals, default=None),
                 epochs / whole,
                 float(np.mean(trials)) * epochs / whole,
                 numbers["train_seconds"],

@@ -32,6 +32,8 @@ SUMMARY_MEANING = (
 def form_label(form: Form, stand_in: bool) -> str:
     if form == "full":
         return "At full size"
+    if form == "large":
+        return "With a larger network"
     if stand_in:
         return "Small form on scikit-learn's digits: not the paper's data"
     return "Small form: not the paper's experiment at its full size"
