@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import start_processes
 
 import ssse
 from record import Report, run_alone
@@ -104,7 +104,7 @@ def main(_: Path) -> None:
     report = Report("scaling", "Fits by two processes on one machine, a thread each, float32")
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as home:
-        mp.start_processes(measured, (f"{home}/meeting", home), nprocs=PROCESSES, start_method="spawn")
+        start_processes(measured, (f"{home}/meeting", home), nprocs=PROCESSES, start_method="spawn")
         found = torch.load(f"{home}/out.pt", weights_only=True)
     times, bytes_sent = [], []
     for name, case in CASES.items():

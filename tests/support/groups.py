@@ -12,11 +12,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import start_processes
 
 
 def run_processes(work: Callable[..., None], processes: int, *args: Any) -> None:
     """`work(rank, *args)` in each; what one of them raises is raised here, and ends the others."""
-    mp.start_processes(_begin, (work, args), nprocs=processes, start_method=server().get_start_method())
+    start_processes(_begin, (work, args), nprocs=processes, start_method=server().get_start_method())
 
 
 def server() -> Any:

@@ -141,9 +141,9 @@ class LowRankStructure(Structure):
     keeps_remainder = False
 
     def __init__(self, rows: Any, blocks: Sequence[Block], grams: Sequence[Any], ridge: float, salt: bytes):
-        self.rows = rows
+        self.rows: Any = rows  # StackedRows; of several processes SharedRows
         self.blocks: tuple[Block, ...] = tuple(blocks)
-        self.grams = tuple(grams)
+        self.grams: tuple[Any, ...] = tuple(grams)  # DampedGram; of several processes SharedKernel
         self.ridge: float = ridge
         self.salt: bytes = salt
 
