@@ -115,7 +115,7 @@ def test_the_commands_of_the_documentation_run_as_written(page, tmp_path, monkey
         assert done.exit_code in (0, CAUTION), (arguments, done.output)
     assert {arguments[0] for program, *arguments in found if program == "ssse"} == {
         "demo", "init", "fit", "erase", "repair", "inbox", "confirm", "revert", "log", "calibrate", "evaluate",
-        "report", "verify", "key", "prove", "check", "upgrade"
+        "report", "verify", "key", "prove", "receipt", "check", "upgrade"
     }  # fmt: skip
 
 

@@ -106,8 +106,8 @@ STORY = (
         "ssse calibrate ws --forget fives.npz --retrained without-fives.safetensors --scales 0.25,0.5,1,2,4",
     ),
     (
-        "The first request names three images by their ids.",
-        "ssse erase ws --request 2026-001 --ids img-0017,img-0098,img-1203",
+        "The first request names three images by their ids, and the day by which it is to be answered.",
+        "ssse erase ws --request 2026-001 --ids img-0017,img-0098,img-1203 --due 2030-01-31 --by 'A. Person'",
     ),
     (
         "The second one comes with its samples: half of the threes.",
@@ -127,7 +127,11 @@ STORY = (
     ),
     ("What was done, entry by entry.", "ssse log ws"),
     ("Every byte of it is checked.", "ssse verify ws"),
-    ("And one page to show to somebody.", "ssse report ws"),
+    (
+        "A receipt for whoever asked: `ssse check` checks it with nothing but the hash of the tree above.",
+        "ssse receipt ws 2026-002",
+    ),
+    ("And one page that says of each request whether it may be closed.", "ssse report ws"),
 )
 
 

@@ -13,8 +13,14 @@ import numpy as np
 
 from ssse.evaluation.scan import Scan
 from ssse.evaluation.table import Cell, Evaluation, Measure
+from ssse.system.version import __version__
 from ssse.workspace.page.page import render
-from ssse.workspace.record.ledger import Entry
+from ssse.workspace.proof.checkpoint import Checkpoint, origin_of
+from ssse.workspace.proof.merkle import inclusion_proof, leaf_hash, root
+from ssse.workspace.proof.proofs import Member, Proof
+from ssse.workspace.record.ledger import Entry, leaf_of
+from ssse.workspace.record.receipt import Receipt, bearing
+from ssse.workspace.record.story import Story
 
 N = 1437
 START = datetime(2026, 3, 2, 9, 30, 0, 123456, tzinfo=UTC)
@@ -363,6 +369,17 @@ def hostile() -> Book:
     book.add("sealed", "the last", old_weights=HOSTILE[0], old_curvature="kept", remains=remains)
     book.add(HOSTILE[0], HOSTILE[1], **{HOSTILE[0]: HOSTILE[1]})
     return book
+
+
+def receipt_of(book: Book, request: str) -> Receipt:
+    """As `ssse receipt` makes it, from a book that has no ledger."""
+    leaves = [leaf_of(entry) for entry in book.entries]
+    hashes = [leaf_hash(leaf.encode()) for leaf in leaves]
+    last = book.entries[-1]
+    head = Checkpoint(origin_of(book.entries[0].hash), len(leaves), root(hashes), last.hash, last.time)
+    places = [seq - 1 for seq in bearing(Story(book.entries), request)]
+    members = (Member(place, leaves[place], tuple(inclusion_proof(place, hashes))) for place in places)
+    return Receipt(request, __version__, Proof(head, tuple(members)))
 
 
 LEDGERS = {"new": new, "one": one, "five": five, "many": many, "hostile": hostile}

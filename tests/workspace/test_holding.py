@@ -77,7 +77,7 @@ def test_what_is_not_is_kept_until_it_is_confirmed(made):
     assert seen.ok
     assert any("waits for confirmation" in note for note in seen.notes)
     assert call_json("log", made.path)["held"] == ["r-1"]
-    assert "Carried out and waiting" in call("log", made.path)[0]
+    assert "Confirm it, or go back" in call("log", made.path)[0]
     assert hold_again(made) == "repeated"
     assert call("confirm", made.path, "--request", "r-1")[0].startswith("Confirmed 1 request: r-1.")
     assert kinds(made.workspace)[-2:] == ["confirmed", "sealed"]
@@ -247,7 +247,7 @@ def test_what_settled_a_request_belongs_to_it(made):
         assert [entry.kind for entry in made.workspace.log(request).entries] == whole
         proof = made.workspace.prove(request=request).proof
         assert [one.shown["kind"] for one in proof.members] == whole
-        assert call("log", made.path, "--request", request)[0].count("undone") == 1
+        assert call("log", made.path, "--request", request)[0].count("undone: back to the state") == 1
 
 
 def test_who_was_refused_because_of_what_is_undone_is_named(made):

@@ -139,7 +139,7 @@ def test_a_file_that_is_being_written_is_waited_for(made, tmp_path):
     put(box, "a.json", '["s3"', old=False)
     put(box, "b.csv", "id\ns4\n", old=False)
 
-    def erase(request: str, ids: list[str]) -> Erased:
+    def erase(request: str, ids: list[str], due: str | None) -> Erased:
         raise AssertionError(f"{request} was asked for")
 
     asked = Inbox(box, made.workspace.folder, erase, lambda: None, now.append, stop, settled=60.0)
@@ -272,7 +272,12 @@ def test_one_file_does_not_stop_the_others(made, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Inbox, "_read", unreadable)
     asked = Inbox(
-        box, made.workspace.folder, lambda r, ids: made.workspace.erase(r, ids=ids), lambda: None, said.append, Event()
+        box,
+        made.workspace.folder,
+        lambda r, ids, due: made.workspace.erase(r, ids=ids, due=due),
+        lambda: None,
+        said.append,
+        Event(),
     )
     assert [answer.file for answer in asked.answers(None)] == ["d.json"]
     assert list(asked.answers(None)) == []
@@ -283,6 +288,19 @@ def test_one_file_does_not_stop_the_others(made, tmp_path, monkeypatch):
         path.rmdir()
     assert {answer.outcome for answer in answered(made, box).values()} == {"erased"}
     assert sorted(erased(made), key=str) == ["a", "b", "c", "d"]
+
+
+def test_the_day_by_which_a_request_is_due_comes_with_it(made, tmp_path):
+    box = tmp_path / "box"
+    put(box, "a.json", '{"ids": ["s3"], "due": "2026-12-31"}')
+    put(box, "b.json", '{"ids": ["s4"], "due": "soon"}')
+    put(box, "c.json", '{"ids": ["s4"], "due": 20261231}')
+    found = {answer.file: answer for answer in made.workspace.inbox(box, by="the inbox")}
+    assert found["a.json"].outcome == "erased"
+    assert (found["b.json"].outcome, found["c.json"].outcome) == ("unreadable", "unreadable")
+    assert "YYYY-MM-DD, not 'soon'" in found["b.json"].reason
+    received = made.workspace.log("a").entries[0]
+    assert (received.details["due"], received.details["who"]) == ("2026-12-31", "the inbox")
 
 
 def test_a_full_disk_stops_it(made, tmp_path, monkeypatch):

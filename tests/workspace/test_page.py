@@ -15,13 +15,15 @@ import pytest
 
 from ssse.evaluation.scan import Scan
 from ssse.evaluation.table import Evaluation
-from ssse.rendering.templates import visible
+from ssse.rendering.templates import marked, visible
 from ssse.workspace.page import words
 from ssse.workspace.page.page import render
-from ssse.workspace.page.story import Request, Story
+from ssse.workspace.record.decision import decisions
+from ssse.workspace.record.decision_words import when, why
 from ssse.workspace.record.describe import describe, number
 from ssse.workspace.record.ledger import Entry
 from ssse.workspace.record.published import published
+from ssse.workspace.record.story import Request, Story
 from tests.paper.test_pages import Reader, assert_policy
 from tests.support.ledger_entries import (
     CHECKED,
@@ -107,14 +109,19 @@ def test_the_same_entries_give_the_same_bytes(name):
     assert render(stored, name=f"{name} <b>workspace</b>", head=book.head, checked=CHECKED) == page(name)
 
 
-def test_every_colour_of_words_can_be_told_from_every_ground():
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_colour_of_words_can_be_told_from_every_ground(dark):
     css = page("new")[page("new").index("<style>") : page("new").index("</style>")]
-    variables = dict(re.findall(r"--(\w+): (#[0-9a-f]{3,6})", css))
-    colours = {name: re.findall(rf"(?<![\w-]){name}: ([^;}}]+)", css) for name in ("color", "background")}
+    light, night = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
+    variables = dict(re.findall(r"--(\w+): (#[0-9a-f]{3,6})", light))
+    assert set(variables) == set(re.findall(r"--(\w+): #", night))  # each has its counterpart
+    variables |= dict(re.findall(r"--(\w+): (#[0-9a-f]{3,6})", night)) if dark else {}
+    rules = re.sub(r"figure svg \{.*?\}", "", css)  # drawings keep their own white ground
+    colours = {name: re.findall(rf"(?<![\w-]){name}: ([^;}}]+)", rules) for name in ("color", "background")}
     inks = {_hex(value, variables) for value in colours["color"]}
     grounds = {_hex(value, variables) for value in colours["background"] if value != "none"}
     assert len(inks) >= 6
-    assert {"#ffffff", "#f4f6f8", "#fff3e0"} <= grounds
+    assert len(grounds) == 3
     for ink, ground in product(inks, grounds):
         lighter, darker = sorted((_luminance(ink), _luminance(ground)), reverse=True)
         assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (ink, ground)
@@ -141,7 +148,8 @@ def test_nothing_was_asked_for_yet():
     said = text_of(page("new"))
     assert "No request has come yet: nothing was erased." in said
     assert "ssse fit WORKSPACE" in said
-    assert "none yet" in said
+    assert "0 carried out" in said
+    assert "May" not in said  # there is nothing to close
     assert "Nothing was measured yet." in said
     assert "Not calibrated: ε = 1." in said
     assert new().head in said
@@ -229,6 +237,81 @@ def test_every_kind_of_entry_is_in_the_ledger():
         assert row + describe(entry["kind"], entry["details"]) + f" {entry['hash'][:12]}" in said
     assert "erase.old_weights: shred → keep" in said
     assert "19 erased samples left out" in said
+
+
+def test_a_caution_is_no_green_tick():
+    said = text_of(page("one"))
+    assert "case-2026-0142 ▲ erased, not vouched for ▲ caution 73" in said
+    assert "✔ erased" not in said
+
+
+def test_what_to_do_comes_first():
+    seen, said = page("five"), text_of(page("five"))
+    assert seen.index('id="close"') < seen.index('id="glance"') < seen.index('id="asked"')
+    assert "May these requests be closed?" in said
+    assert "2 of them may be closed." in said
+    rows = re.findall(r'<li class="(\w+)">\n<p class="what">.*?<bdi class="id">(.*?)</bdi>', seen, re.DOTALL)
+    assert rows == [
+        ("partly", "case-5"),
+        ("no", "case-3"),
+        ("partly", "case-2"),
+        ("yes", "case-4"),
+        ("yes", "case-1"),
+    ]
+    for decision in decisions(Story(five().entries), "2026-03-03"):
+        assert why(decision).replace("`", "") in said
+        assert when(decision) in said
+        for command in decision.commands:
+            assert command in said
+
+
+def failing(model: str) -> Book:
+    book = one()
+    values = book.entries[-1].details["table"]["values"]["attack"]
+    values[model] |= {"note": "FAIL", "detail": {"passed": 0, "of": 1}}
+    return book
+
+
+def test_a_fail_stands_out_and_is_explained():
+    made = drawn(failing("erased"))
+    assert '<strong class="fails">0.470 FAIL</strong>' in made
+    said = text_of(made)
+    assert "FAIL. The attack by confidence can still tell the erased samples from samples that the model never" in said
+    assert "✘ Retrain case-2026-0142" in said
+    assert "FAIL" not in text_of(page("one"))
+    assert "fails for the retrained model too" in text_of(drawn(failing("retrained")))
+
+
+def test_what_has_nothing_to_see_is_said_and_what_has():
+    said = text_of(page("one"))
+    assert "The attack by confidence has nothing to see here: the samples are not found in the original model" in said
+    assert "What has something to see: the accuracy on the erased samples (100 before, 93.15 now)" in said
+    assert "has nothing to see" not in text_of(drawn(failing("original")))
+
+
+def test_no_backticks_are_left():
+    book = failing("erased")
+    book.received("held", 30)
+    book.erased("held", 30)
+    old = {"weights": "shred", "curvature": "shred"}
+    book.entries[-1].details.update(held=True, why_held=["Look with `ssse log`."], old=old)
+    made = drawn(book)
+    assert "`" not in made
+    assert "<code>ssse log</code>" in made
+    assert marked("a `b` <c> `d") == "a <code>b</code> &lt;c&gt; `d"
+    assert marked(None) is None
+
+
+def test_a_request_that_is_open_is_overdue_after_its_day():
+    book = new()
+    book.fitted()
+    book.answer("case-1")
+    book.entries[2].details.update(due="2026-05-31", who="A. <b>Person</b>")
+    assert "1 is overdue" not in text_of(drawn(book))
+    late = text_of(render(book.entries, name="shop", head=book.head, now="2026-06-01T00:00:00+00:00"))
+    assert "1 is overdue." in late
+    assert "✘ Overdue: it was due 2026-05-31 and is still open." in late
+    assert "by A. <b>Person</b>" in late
 
 
 def test_figures_say_what_they_show():

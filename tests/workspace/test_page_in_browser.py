@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from ssse.workspace.page.receipt import render_receipt
 from tests.support import browser
 from tests.support.browser import browse, on_phones, with_script
-from tests.support.ledger_entries import page
+from tests.support.ledger_entries import HOSTILE, hostile, one, page, receipt_of
+
+RECEIPTS = {
+    "receipt": lambda: render_receipt(receipt_of(one(), "case-2026-0142")),
+    "hostile receipt": lambda: render_receipt(receipt_of(hostile(), HOSTILE[3])),
+}
 
 pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason=browser.NO_CHROMIUM)
 
@@ -45,6 +51,14 @@ def test_nothing_sticks_out_on_a_phone(tmp_path: Path):
         assert all(height > 100 for height in found["figures"]), name
 
 
+def test_nothing_of_a_receipt_sticks_out_on_a_phone(tmp_path: Path):
+    seen = browse(on_phones([make() for make in RECEIPTS.values()]), tmp_path)
+    assert seen.console == []
+    for name, found in zip(RECEIPTS, seen.found, strict=True):
+        assert found["wide"] <= 360, name
+        assert found["outside"] == [], name
+
+
 def test_what_sticks_out_would_be_seen(tmp_path: Path):
     wide = '<!DOCTYPE html><title>x</title><body><p style="width: 400px">x</p></body>'
     (found,) = browse(on_phones([wide]), tmp_path).found
@@ -66,12 +80,13 @@ def test_no_script_runs(tmp_path: Path):
     assert "<title>run</title>" not in seen.dom
 
 
-@pytest.mark.parametrize("name", ["new", "five"])
+@pytest.mark.parametrize("name", ["new", "five", "receipt"])
 def test_axe_finds_nothing(name, tmp_path: Path):
     axe = browser.axe()
     if axe is None:
         pytest.skip(browser.NO_AXE)
-    seen = browse(with_script(without_policy(page(name)), axe, browser.AXE), tmp_path, wait=20_000)
+    text = RECEIPTS[name]() if name in RECEIPTS else page(name)
+    seen = browse(with_script(without_policy(text), axe, browser.AXE), tmp_path, wait=20_000)
     assert seen.found == []
 
 

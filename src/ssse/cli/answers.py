@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ssse.cli.console import Screen, counted, failures_in_one_line
-from ssse.cli.options import STOPPED, Json, NoWait, Quiet, Verbose, Where, open_workspace
+from ssse.cli.options import STOPPED, By, Json, NoWait, Quiet, Verbose, Where, open_workspace
 
 One = Annotated[
     str | None, typer.Option("--request", metavar="ID", help="One that waits, to say what is meant; all of them go.")
@@ -17,6 +17,7 @@ One = Annotated[
 def confirm(
     workspace: Where,
     request: One = None,
+    by: By = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -25,7 +26,7 @@ def confirm(
     """Go on with the current model: what was kept from before requests that wait is shredded."""
     screen = Screen(as_json, quiet, verbose)
     with failures_in_one_line(STOPPED, as_json), screen.alone():
-        settled = open_workspace(workspace, screen, no_wait).confirm(request)
+        settled = open_workspace(workspace, screen, no_wait).confirm(request, by=by)
         screen.result(settled.to_dict())
         if settled.entry is None:
             screen.headline("No request waits for confirmation; there is nothing to confirm.")
@@ -40,6 +41,7 @@ def confirm(
 def revert(
     workspace: Where,
     request: One = None,
+    by: By = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -48,7 +50,7 @@ def revert(
     """Go back to the model from before requests that wait: their samples are not erased any more."""
     screen = Screen(as_json, quiet, verbose)
     with failures_in_one_line(STOPPED, as_json), screen.alone():
-        settled = open_workspace(workspace, screen, no_wait).revert(request)
+        settled = open_workspace(workspace, screen, no_wait).revert(request, by=by)
         screen.result(settled.to_dict())
         if settled.entry is None:
             screen.headline("No request waits for confirmation; there is nothing to revert.")

@@ -54,6 +54,7 @@ for _command in (
     inbox.inbox,
     inspect.evaluate,
     inspect.report,
+    record.receipt,
     inspect.log,
     inspect.verify,
     record.key,

@@ -13,7 +13,7 @@ import typer
 
 from ssse.cli.console import STOPPED as STOPPED_CODE
 from ssse.cli.console import Screen, counted, failures_in_one_line, in_one_line, print_json
-from ssse.cli.options import STOPPED, Json, NoWait, Quiet, Verbose, Where, open_workspace
+from ssse.cli.options import STOPPED, By, Json, NoWait, Quiet, Verbose, Where, open_workspace
 from ssse.cli.told import Told
 
 
@@ -22,6 +22,7 @@ def inbox(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of request files, NAME.json or NAME.csv.")],
     once: Annotated[bool, typer.Option("--once", help="Answer what is there, and end. For cron.")] = False,
     every: Annotated[float, typer.Option(min=0.05, max=86400.0, help="Seconds between two looks.")] = 2.0,
+    by: By = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -42,7 +43,7 @@ def inbox(
         answered = 0
         opened = open_workspace(workspace, screen, no_wait)
         opened.progress = False  # a line a request is enough
-        for answer in opened.inbox(folder, every=None if once else every, stop=stop):
+        for answer in opened.inbox(folder, every=None if once else every, stop=stop, by=by):
             answered += 1
             if as_json:
                 print_json(answer.to_dict(), indent=None, out=screen.out)

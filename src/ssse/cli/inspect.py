@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ssse.cli.console import DAMAGED, Screen, counted, failures_in_one_line, in_one_line
-from ssse.cli.messages import numbers_in_the_ledger
+from ssse.cli.messages import decided, numbers_in_the_ledger, open_requests
 from ssse.cli.options import (
     STOPPED,
     Forget,
@@ -131,11 +131,10 @@ def log(
                 screen.tell(json.dumps(entry["details"], indent=1, ensure_ascii=False))
         if exact:
             screen.tell(SECRET)
-        for waiting in shown.pending:
-            screen.tell(f"Request '{waiting}' was received and is not finished; the same command finishes it.")
-        if shown.held:
-            names = ", ".join(f"'{name}'" for name in shown.held)
-            screen.tell(f"Carried out and waiting for `ssse confirm` or `ssse revert`: {names}.")
+        for decision in shown.decisions if request is not None else ():
+            decided(screen, workspace, decision)
+        if request is None:
+            open_requests(screen, workspace, shown.decisions)
         own = [entry["details"].get("seconds") or 0.0 for entry in entries if entry["details"].get("because")]
         if own:
             screen.tell(f"{counted(len(own), 'fit')} that nobody asked for (erase.refit), {sum(own):.1f} s in all.")
@@ -235,6 +234,8 @@ def verify(
             screen.headline(f"The weights are what erasing '{replay.request}' gives, {how}.")
         screen.detail("\n".join(verification.checked))
         screen.tell(f"head  {verification.head}")  # in one piece, whatever the terminal's width
+        if verification.tree is not None:
+            screen.tell(f"tree  {verification.tree}")
         if key:
             part = "All" if verification.signed == verification.entries else "Of its entries"
             screen.tell(f"{part} {verification.signed:,} are signed by the key.")

@@ -7,13 +7,43 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ssse.cli.console import Screen, counted, facts, table
+from ssse.cli.console import Screen, counted, facts, in_one_line, table
 from ssse.cli.wording import as_settings
 from ssse.verdict import probe_in_words
 
 if TYPE_CHECKING:
+    from ssse.workspace.record.decision import Decision
     from ssse.workspace.results import Erased
     from ssse.workspace.settings import Settings
+
+
+MOST_OPEN = 20  # requests that a terminal shows of those that may not be closed yet
+
+
+def open_requests(screen: Screen, workspace: Path, decisions: Sequence[Decision]) -> None:
+    """What is to be done before a request may be closed; how many may be."""
+    waiting = [decision for decision in decisions if not decision.closes]
+    for decision in waiting[-MOST_OPEN:]:
+        decided(screen, workspace, decision)
+    if len(waiting) > MOST_OPEN:
+        screen.tell(f"{len(waiting) - MOST_OPEN:,} earlier ones may not be closed yet either; --json lists them.")
+    if decisions:
+        closed = len(decisions) - len(waiting)
+        late = sum(decision.overdue for decision in decisions)
+        overdue = f"; {late:,} overdue" if late else ""
+        screen.tell(f"{closed:,} of {counted(len(decisions), 'request')} may be closed{overdue}.")
+
+
+def decided(screen: Screen, workspace: Path, decision: Decision) -> None:
+    """One request: what to do, why, when it was answered, and what to type."""
+    from ssse.workspace.record.decision_words import commands, label, placeholders, when, why
+
+    screen.tell(in_one_line(f"Request '{decision.request}': {label(decision)[0]}. {as_settings(why(decision))}"))
+    screen.tell(f"  {in_one_line(when(decision))}")
+    for command in commands(decision, shlex.quote(str(workspace))):
+        screen.tell(f"  {in_one_line(command)}")
+    if meant := placeholders(decision):
+        screen.tell(f"  ({meant})")
 
 
 def created(screen: Screen, workspace: Path, data: str, settings: Settings, seen: dict[str, Any]) -> None:

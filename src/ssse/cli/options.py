@@ -35,6 +35,11 @@ Ids = Annotated[
     list[str] | None, typer.Option("--ids", metavar="ID,ID,...", help="Their ids; @FILE: one a line in a file.")
 ]
 
+By = Annotated[
+    str | None,
+    typer.Option("--by", metavar="NAME", help="Who answers, for page and receipt; no name is recorded if not given."),
+]
+
 Keys = Annotated[
     list[Path] | None,
     typer.Option(

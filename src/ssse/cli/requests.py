@@ -11,6 +11,7 @@ from ssse.cli import messages
 from ssse.cli.console import CAUTION, REFUSED, Screen, counted, facts, failures_in_one_line, failures_left_to_the_first
 from ssse.cli.options import (
     STOPPED,
+    By,
     Forget,
     Ids,
     Json,
@@ -275,6 +276,10 @@ def erase(
             "the ledger says which were broken.",
         ),
     ] = None,
+    due: Annotated[
+        str | None, typer.Option(metavar="YYYY-MM-DD", help="The day by which it is to be answered; recorded.")
+    ] = None,
+    by: By = None,
     settings: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -294,7 +299,14 @@ def erase(
             erase__old_curvature=old_curvature,
         )
         erased = open_workspace(workspace, screen, no_wait).erase(
-            request, forget=only(forget), ids=listed(ids), options=options, dry_run=dry_run, override=override or ()
+            request,
+            forget=only(forget),
+            ids=listed(ids),
+            options=options,
+            dry_run=dry_run,
+            override=override or (),
+            due=due,
+            by=by,
         )
         screen.result(erased.to_dict())
         if erased.outcome == "repeated":

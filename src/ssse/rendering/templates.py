@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from functools import cache
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 KEPT = "\n\t\u200d"  # the last joins emoji
+CODE = re.compile("`([^`\n]+)`")
 INVISIBLE = ("Cc", "Cf", "Cs")  # control characters, marks of direction and width zero, halves of characters
 
 
@@ -28,9 +30,14 @@ def visible(value: Any) -> Any:
     )
 
 
+def marked(value: Any) -> Any:
+    """A sentence that names commands between backticks, as a terminal shows them: on a page they are code."""
+    return Markup(CODE.sub(r"<code>\1</code>", str(escape(visible(value))))) if isinstance(value, str) else value
+
+
 @cache
 def _environment(room: str) -> Environment:
-    return Environment(
+    made = Environment(
         loader=ChoiceLoader([PackageLoader(room, "."), PackageLoader("ssse.rendering", ".")]),
         autoescape=True,
         undefined=StrictUndefined,
@@ -40,3 +47,5 @@ def _environment(room: str) -> Environment:
         keep_trailing_newline=True,
         auto_reload=False,  # they are part of the program: read once
     )
+    made.filters["marked"] = marked
+    return made

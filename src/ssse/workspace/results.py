@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ssse.workspace.proof.proofs import Proof
+from ssse.workspace.record.decision import Decision
 from ssse.workspace.record.ledger import Entry
 from ssse.workspace.record.published import exact, published, published_details, published_reason
+from ssse.workspace.record.receipt import Receipt
 
 if TYPE_CHECKING:
     from ssse.evaluation.table import Evaluation
@@ -135,12 +137,14 @@ class Reported(CommandResult):
 @dataclass(frozen=True)
 class Log(CommandResult):
     """`head`: the hash of the newest entry. `pending`: requests that were received and are not finished; `held`: those
-    that were carried out and wait for `confirm` or `revert`."""
+    that were carried out and wait for `confirm` or `revert`. `decisions`: for each request that the entries are of,
+    whether it may be closed, and what to do if not."""
 
     entries: list[Entry]
     head: str
     pending: list[str]
     held: list[str]
+    decisions: list[Decision] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -148,6 +152,7 @@ class Log(CommandResult):
             "head": self.head,
             "pending": self.pending,
             "held": self.held,
+            "decisions": [decision.to_dict() for decision in self.decisions],
         }
 
     def exact(self) -> dict[str, Any]:
@@ -164,6 +169,18 @@ class Proved(CommandResult):
 
     def to_dict(self) -> dict[str, Any]:
         return self.proof.to_dict()
+
+
+@dataclass(frozen=True)
+class Receipted(CommandResult):
+    """`page`, `data`: the files that were written."""
+
+    receipt: Receipt
+    page: Path
+    data: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"page": str(self.page), "data": str(self.data), "receipt": self.receipt.body}
 
 
 @dataclass(frozen=True)
@@ -197,6 +214,7 @@ class Verification(CommandResult):
         interrupted: the command that was under way when a process died, which the next command finishes.
         signed: how many entries are signed. anchored: how many heads of an anchor the ledger continues.
         recomputed: what the replay of a request came to, where one was asked for.
+        tree: one hash of the newest head as a whole, by which receipts and proofs may be checked; None without leaves.
     """
 
     damages: list[tuple[str, str]]
@@ -208,6 +226,7 @@ class Verification(CommandResult):
     signed: int = 0
     anchored: int = 0
     recomputed: Recomputed | None = None
+    tree: str | None = None
 
     @property
     def files(self) -> int:
@@ -223,6 +242,7 @@ class Verification(CommandResult):
             "damages": [{"file": name, "what": what} for name, what in self.damages],
             "notes": self.notes,
             "head": self.head,
+            "tree": self.tree,
             "entries": self.entries,
             "files": self.files,
             "interrupted": self.interrupted,

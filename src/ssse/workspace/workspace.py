@@ -29,6 +29,7 @@ from ssse.workspace.results import (
     Fitted,
     Log,
     Proved,
+    Receipted,
     Repaired,
     Reported,
     Settled,
@@ -139,10 +140,14 @@ class Workspace:
         options: Options | None = None,
         dry_run: bool = False,
         override: Collection[str] = (),
+        due: str | None = None,
+        by: str | None = None,
     ) -> Erased:
         """Answer one deletion request: erase its samples, or refuse it with the reason.
 
-        `override`: bounds (`ssse.BOUNDS`) that are not to refuse the step; the entry says which it broke.
+        `override`: bounds (`ssse.BOUNDS`) that are not to refuse the step; the entry says which it broke. `due`: the
+        day by which the request is to be answered, YYYY-MM-DD. `by`: the name of who answers it; page and receipt say
+        it, and nobody's name is recorded unless it is given.
         """
         from ssse.workspace.commands.stream import answer
 
@@ -156,23 +161,28 @@ class Workspace:
                 ids,
                 dry_run=dry_run,
                 override=override,
+                due=due,
+                who=by,
                 progress=self.progress,
                 say=self.say,
             )
 
-    def confirm(self, request: str | None = None) -> Settled:
-        """Of requests that wait: go on with the current model, and shred what was kept from before them."""
+    def confirm(self, request: str | None = None, *, by: str | None = None) -> Settled:
+        """Of requests that wait: go on with the current model, and shred what was kept from before them.
+
+        `by`: the name of who confirms, if it is to be recorded.
+        """
         from ssse.workspace.commands.settle import confirm
 
         with self._transaction("confirm") as transaction:
-            return confirm(transaction, request)
+            return confirm(transaction, request, by)
 
-    def revert(self, request: str | None = None) -> Settled:
+    def revert(self, request: str | None = None, *, by: str | None = None) -> Settled:
         """Of requests that wait: back to the model from before them. Their samples are not erased any more."""
         from ssse.workspace.commands.settle import revert
 
         with self._transaction("revert") as transaction:
-            return revert(transaction, request)
+            return revert(transaction, request, by)
 
     def repair(
         self,
@@ -212,15 +222,17 @@ class Workspace:
                 autocast=autocast,
             )
 
-    def inbox(self, folder: PathLike, *, every: float | None = None, stop: Stop | None = None) -> Iterator[Answer]:
+    def inbox(
+        self, folder: PathLike, *, every: float | None = None, stop: Stop | None = None, by: str | None = None
+    ) -> Iterator[Answer]:
         """Answer the request files of a folder, one at a time, and write an answer beside each.
 
-        `every`: look again after so many seconds, until `stop` is set; None: what is there, once.
+        `every`: look again after so many seconds, until `stop` is set; None: what is there, once. `by`: as of `erase`.
         """
         from ssse.workspace.commands.inbox import Inbox
 
-        def erase(request: str, ids: list[str]) -> Erased:
-            return self.erase(request, ids=ids)
+        def erase(request: str, ids: list[str], due: str | None) -> Erased:
+            return self.erase(request, ids=ids, due=due, by=by)
 
         def finish() -> None:
             with self._transaction("inbox"):
@@ -269,6 +281,17 @@ class Workspace:
 
         path = None if output is None else Path(output)
         return report(self.folder, path, wait=self.wait, waiting=self._waiting)
+
+    def receipt(self, request: str, output: PathLike | None = None, *, ids: Sequence[str] | None = None) -> Receipted:
+        """Check the workspace and write a receipt of one request: a page, and its data beside it.
+
+        `output`: FILE.html, with FILE.json beside it; receipt-REQUEST.html here if not given. `ids`: those that the
+        request named, if they are to stand in it.
+        """
+        from ssse.workspace.commands.receipt import receipt
+
+        path = None if output is None else Path(output)
+        return receipt(self.folder, request, path, ids=ids, wait=self.wait, waiting=self._waiting)
 
     def log(self, request: str | None = None) -> Log:
         """The ledger, or what belongs to one request; also while another command is at work."""

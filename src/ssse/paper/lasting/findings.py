@@ -6,7 +6,7 @@ import numpy as np
 
 from ssse.paper.lasting.jobs import ASCENT, NOTHING, OURS
 from ssse.paper.lasting.plans import OPPONENTS
-from ssse.paper.lasting.view import Numbers, answers_of, kinds, mean, rises
+from ssse.paper.lasting.view import Numbers, answers_of, heard, kinds, mean, rises
 from ssse.paper.result import Finding, Target
 from ssse.paper.verdicts import listed, of_all
 
@@ -40,9 +40,9 @@ def targets(numbers: Numbers) -> list[Target]:
             )
     rise = [one for rate in kinds(numbers) for one in rises(numbers, OURS, rate)]
     if rise:
-        found.append(
-            Target("rise of S in 8 further epochs", f"≤ {STAYS:g} points", f"{max(rise):.2f}", max(rise) <= STAYS)
-        )
+        reason = "" if max(rise) <= STAYS else _why_rising(numbers)
+        most = f"{max(rise):.2f} at most, {np.mean(rise):.2f} on average"
+        found.append(Target("rise of S in 8 further epochs", f"≤ {STAYS:g} points", most, max(rise) <= STAYS, reason))
     told = numbers["steps"].values()
     residual = max(one["residual"] for steps in told for one in steps["requests"].values())
     found.append(Target("residual of exact steps", "≤ 1e-6", f"{residual:.1e}", residual <= 1e-6))
@@ -61,10 +61,22 @@ def _why(rate: float, gap: float, most: float) -> str:
         return ""
     if rate < 0.5:
         return (
-            "S stays some points above held-out samples, and longer steps cost the test accuracy more than they take "
-            "from S: what a sample shares with its class is not told apart from what is its own."
+            "S stays some points above held-out samples, and longer steps cost what stays more than they take from S: "
+            "what a sample shares with its class is not told apart from what is its own."
         )
     return "S stays above held-out samples of its class at every length that the repair heals."
+
+
+def _why_rising(numbers: Numbers) -> str:
+    """Whether S alone comes back, or its class goes on healing, is what the attack against held-out samples tells."""
+    heards = [one for rate in kinds(numbers) for one in heard(numbers, OURS, rate)]
+    first, last = np.mean(heards, axis=0)
+    return (
+        f"The attack that tells S from held-out samples of its kind goes from an AUC of {first:.3f} to {last:.3f} "
+        "meanwhile: mostly the class as a whole heals on, which a repair so short has not finished."
+        if last - first < 0.02
+        else f"The attack that tells S from held-out samples goes from an AUC of {first:.3f} to {last:.3f}."
+    )
 
 
 def _tuning(numbers: Numbers) -> Finding | None:
@@ -118,7 +130,7 @@ def _nearest(numbers: Numbers) -> Finding | None:
             pairs.append((before, after))
     words = " / ".join(kinds(numbers).values())
     return Finding(
-        "Step and repair bring a network near to one that was retrained, and the length needs no retraining to choose.",
+        "Step and repair bring a network near to one that was retrained, and nothing is retrained to choose the step.",
         f"Gap {listed(after for _, after in pairs)} points, before {listed(before for before, _ in pairs)} ({words}).",
         "Tables",
         of_all(after < 0.5 * before for before, after in pairs),
@@ -128,22 +140,22 @@ def _nearest(numbers: Numbers) -> Finding | None:
 def _opponents(numbers: Numbers) -> Finding | None:
     better, texts = [], []
     for rate, words in kinds(numbers).items():
-        ours = mean(numbers, OURS, "repaired", rate)
-        theirs = {o.label: mean(numbers, o.key, "repaired", rate) for o in OPPONENTS}
-        known = {label: gap for label, gap in theirs.items() if gap is not None}
-        if ours is None or not known:
+        known = [(gap, o) for o in OPPONENTS if (gap := mean(numbers, o.key, "repaired", rate)) is not None]
+        if not known:
             continue
-        best = min(known, key=lambda label: known[label])
-        better.append(ours <= known[best])
-        key = next(o.key for o in OPPONENTS if o.label == best)
-        rise = rises(numbers, key, rate)
+        least, best = min(known, key=lambda one: one[0])
+        ours = mean(numbers, OURS, "repaired", rate, like=best.key)
+        if ours is None:
+            continue
+        better.append(ours <= least)
+        rise = rises(numbers, best.key, rate)
         came = f", S then rises by {np.mean(rise):.1f}" if rise else ""
-        texts.append(f"{words}: ours {ours:.2f}, {best} {known[best]:.2f}{came}")
+        texts.append(f"{words}: ours {ours:.2f}, {best.label} {least:.2f}{came}")
     if not better:
         return None
     return Finding(
         "With the same repair, no opponent comes nearer to the retrained network.",
-        "; ".join(texts) + ".",
+        "; ".join(texts) + ", with the same seeds.",
         "Tables",
         of_all(better),
         "" if all(better) else "The opponents' settings were chosen by that very gap, ours were not.",

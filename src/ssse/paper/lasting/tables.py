@@ -30,8 +30,9 @@ def summary_rows(numbers: Numbers) -> list[SummaryRow]:
             if not len(gaps):
                 continue
             scale = "–" if method != OURS else _lengths(numbers, rate)
+            spread = float(np.std(gaps)) if len(gaps) > 1 else None
             needs = "S" if way == "alone" and group in ("paper", "ours") else "–" if group == "floor" else "S and D"
-            rows.append(_row(data, removed, label, scale, float(np.mean(gaps)), float(np.std(gaps)), needs, group))
+            rows.append(_row(data, removed, label, scale, float(np.mean(gaps)), spread, needs, group))
         least = floor(numbers, rate)
         if least is not None:
             rows.append(_row(data, removed, "noise floor: two retrained seeds", "–", least, None, "–", "floor"))
@@ -99,7 +100,17 @@ def _ours(numbers: Numbers) -> PageTable:
                 tried = "; ".join(f"{t['damping']:g}, {t['length']:g}: {t['shortfall']:.2f}" for t in one["trials"])
                 repaired, least = one["repaired"], numbers["floors"].get(words)
                 rows.append(
-                    [words, int(seed), before, one["damping"], one["length"], tried, repaired["gap"], least, rise]
+                    [
+                        words,
+                        int(seed),
+                        before,
+                        f"{one['damping']:g}",
+                        one["length"],
+                        tried,
+                        repaired["gap"],
+                        least,
+                        rise,
+                    ]
                 )
     columns = (
         "removed",

@@ -25,7 +25,7 @@ WAYS = (
         for way in ("alone", "repaired")
     ),
     (ALONE, "alone", "ours, from S alone: the exact step, ε = 1", "ours"),
-    (OURS, "repaired", "ours: step of the chosen length, then repaired", "ours"),
+    (OURS, "repaired", "ours: the chosen step, then repaired", "ours"),
 )
 
 
@@ -43,20 +43,24 @@ def requests_of(numbers: Numbers, rate: float) -> list[str]:
     return [request["words"] for request in numbers["requests"] if request["rate"] == rate]
 
 
-def answers_of(numbers: Numbers, method: str, rate: float) -> list[Numbers]:
-    """Over requests and seeds; those that failed are empty and left out."""
+def answers_of(numbers: Numbers, method: str, rate: float, like: str | None = None) -> list[Numbers]:
+    """Over requests and seeds; those that failed are empty and left out. like: over the seeds of that method alone."""
     by_seed = numbers["answers"].get(method, {})
-    return [found[words] for found in by_seed.values() for words in requests_of(numbers, rate) if found.get(words)]
+    seeds = by_seed if like is None else numbers["answers"].get(like, {})
+    some = [found for seed, found in by_seed.items() if seed in seeds]
+    return [found[words] for found in some for words in requests_of(numbers, rate) if found.get(words)]
 
 
-def values(numbers: Numbers, method: str, way: str, rate: float, name: str) -> np.ndarray:
+def values(numbers: Numbers, method: str, way: str, rate: float, name: str, like: str | None = None) -> np.ndarray:
     """One measure: "gap", "kl", "auc", or the accuracy on a split."""
-    found = [one[way] for one in answers_of(numbers, method, rate) if way in one]
+    found = [one[way] for one in answers_of(numbers, method, rate, like) if way in one]
     return np.array([one[name] if name in one else one["accuracy"].get(name, np.nan) for one in found], dtype=float)
 
 
-def mean(numbers: Numbers, method: str, way: str, rate: float, name: str = "gap") -> float | None:
-    found = values(numbers, method, way, rate, name)
+def mean(
+    numbers: Numbers, method: str, way: str, rate: float, name: str = "gap", like: str | None = None
+) -> float | None:
+    found = values(numbers, method, way, rate, name, like)
     return float(np.nanmean(found)) if np.isfinite(found).any() else None
 
 
@@ -64,6 +68,12 @@ def rises(numbers: Numbers, method: str, rate: float) -> list[float]:
     """By how many points S rises from the first to the last moment of the harmless training."""
     found = [one["moments"] for one in answers_of(numbers, method, rate) if one.get("moments")]
     return [moments[-1]["accuracy"] - moments[0]["accuracy"] for moments in found]
+
+
+def heard(numbers: Numbers, method: str, rate: float) -> list[tuple[float, float]]:
+    """The attack's AUC on S at the first and the last moment of the harmless training."""
+    found = [one["moments"] for one in answers_of(numbers, method, rate) if one.get("moments")]
+    return [(moments[0]["auc"], moments[-1]["auc"]) for moments in found]
 
 
 def floor(numbers: Numbers, rate: float) -> float | None:

@@ -25,11 +25,11 @@ from ssse.workspace.commands.refit import (
     was_dropped,
     was_repaired,
 )
-from ssse.workspace.commands.request_files import LONGEST_REQUEST
+from ssse.workspace.commands.request_files import LONGEST_REQUEST, check_due, check_who
 from ssse.workspace.engines.choice import engine_for
 from ssse.workspace.engines.data import UserData
 from ssse.workspace.engines.engine import Asked, Engine, ErasedModel
-from ssse.workspace.record.answers import BEFORE, digest_of_ids
+from ssse.workspace.record.answers import BEFORE, blinding, digest_of_ids, named_by
 from ssse.workspace.record.folder import SAMPLES
 from ssse.workspace.record.holdings import Holdings, read_holdings
 from ssse.workspace.record.ledger import Entry, digest_of_samples
@@ -61,15 +61,19 @@ def erase(
     *,
     dry_run: bool = False,
     override: Collection[str] = (),
+    due: str | None = None,
+    who: str | None = None,
     progress: bool = False,
     may_fit: bool = False,
     fresh: Any = None,
 ) -> Erased:
     """Erase the samples of one request, or say why not. Until the entry "received" nothing is written.
 
+    `due`: the day by which it is to be answered. `who`: the name of who answers it, if it is to be recorded.
     `may_fit`: raise NeedsFit where a new curvature may mend what would be refused. `fresh`: one that is not written.
     """
     check_override(override)
+    given = {"due": None if due is None else check_due(due), "who": check_who(who)}
     user_data = UserData(settings, transaction.folder.path, progress)
     engine = engine_for(user_data)
     held = read_holdings(transaction.ledger)
@@ -97,7 +101,10 @@ def erase(
     came = {"asked": len(digests), "k": len(standing.fresh), "already": standing.already}
     came |= {"samples": digest_of_samples(digests.tolist()), "by": "file" if ids is None else "ids"}
     came |= {"ids": None if ids is None else digest_of_ids(ids, transaction.ledger.salt)}
+    came |= {name: value for name, value in given.items() if value is not None}
     received = _received(last, came)
+    if ids is not None:
+        came |= {"named": named_by(ids, blinding(request, ids, transaction.ledger.salt))}
     data = engine.training_data(curvature, lambda: _places_that_stay(transaction, user_data))
     to_erase = standing.fresh if places is None else places[standing.fresh]
     asked = Asked(source, to_erase, data, probe_of(engine, model), override)

@@ -64,7 +64,8 @@ class Inbox:
     """A folder of request files.
 
     Attributes:
-        folder: of the request files. workspace: whose ledger has what was done. erase: carries one request out.
+        folder: of the request files. workspace: whose ledger has what was done. erase: carries one request out: its
+            id, those of its samples, and the day by which it is due.
         finish: what a killed command left in the workspace is finished.
         say: hears of files that cannot be answered. stop: ends the loop after the request at hand.
         settled: seconds, as `SETTLED`.
@@ -72,7 +73,7 @@ class Inbox:
 
     folder: Path
     workspace: Folder
-    erase: Callable[[str, list[str]], Erased]
+    erase: Callable[[str, list[str], str | None], Erased]
     finish: Callable[[], None]
     say: Say
     stop: Stop
@@ -188,7 +189,7 @@ class Inbox:
         told, before = self._told(asked, began)
         if told is None and not before:
             try:
-                before = self.erase(asked.request, asked.ids).outcome == "repeated"
+                before = self.erase(asked.request, asked.ids, asked.due).outcome == "repeated"
             except InvalidRequest as error:  # all other errors are of the workspace or the machine, and end the inbox
                 return Answer(path.name, digest, asked.request, "refused", error.answer, notes=asked.notes)
             told, _ = self._told(asked, began)

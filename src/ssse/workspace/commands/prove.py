@@ -43,7 +43,7 @@ def prove(
     if since is not None:
         proof = _continues(heads, since)
     else:
-        proof = Proof(heads.newest(), tuple(_member(heads, place) for place in _places(heads, request, entry)))
+        proof = Proof(heads.newest(), tuple(member(heads, place) for place in _places(heads, request, entry)))
     if output is not None:
         files.write_atomically(output, proof.to_json())
     return Proved(proof, output)
@@ -61,7 +61,8 @@ def _places(heads: Heads, request: str | None, entry: int | None) -> list[int]:
     return [entry - 1]
 
 
-def _member(heads: Heads, place: int) -> Member:
+def member(heads: Heads, place: int) -> Member:
+    """One entry with its proof, by its place from 0."""
     return Member(place, heads.leaves[place], tuple(merkle.inclusion_proof(place, heads.hashes)))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ssse.errors import Damaged, InvalidSetting
+from ssse.system.environment import now
 from ssse.system.files import write_atomically
 from ssse.workspace import settings as toml
 from ssse.workspace.commands.verify import verify
@@ -54,4 +55,4 @@ def _render(folder: Folder, ledger: Ledger, verification: Verification) -> str:
     entries = list(ledger.entries())
     number = verification.files
     checked = f"Ledger, weights and curvature were checked for this page: all {number} files are as recorded."
-    return render(entries, name=folder.path.absolute().name, head=entries[-1].hash, checked=checked)
+    return render(entries, name=folder.path.absolute().name, head=entries[-1].hash, checked=checked, now=now())

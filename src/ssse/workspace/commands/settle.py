@@ -8,6 +8,7 @@ from pathlib import Path
 from ssse.errors import BrokenArtefact, InvalidSetting
 from ssse.system import files
 from ssse.system.digests import digest_folder
+from ssse.workspace.commands.request_files import check_who
 from ssse.workspace.record.folder import state_name
 from ssse.workspace.record.holdings import Holdings, nothing_was_left, read_holdings
 from ssse.workspace.record.seal import Seal
@@ -15,25 +16,28 @@ from ssse.workspace.record.transaction import Transaction
 from ssse.workspace.results import Settled
 
 
-def confirm(transaction: Transaction, request: str | None = None) -> Settled:
+def confirm(transaction: Transaction, request: str | None = None, who: str | None = None) -> Settled:
     """The current model is the one to go on with: what was kept from before the requests that wait is shredded.
 
     `request`: one of them, to say what is meant; all that wait are confirmed, since the current model is after all.
+    `who`: the name of who does it, if it is to be recorded.
     """
+    named = _named(who)
     held = _waiting(transaction, request)
     if not held.waiting:
         return Settled(None, [])
     _refuse_damaged(transaction, held)
     transaction.begin()
-    details = {"requests": held.requests, "entries": [entry.seq for entry in held.waiting]}
+    details = {"requests": held.requests, "entries": [entry.seq for entry in held.waiting], **named}
     return Settled(transaction.settle(details), held.requests)
 
 
-def revert(transaction: Transaction, request: str | None = None) -> Settled:
+def revert(transaction: Transaction, request: str | None = None, who: str | None = None) -> Settled:
     """Back to the last state that was known to be sound: the samples of the requests since then are in the model again.
 
     It becomes a new state, and the one that was not sound is shredded.
     """
+    named = _named(who)
     held = _waiting(transaction, request)
     if not held.waiting or held.sound is None:
         return Settled(None, [])
@@ -57,8 +61,13 @@ def revert(transaction: Transaction, request: str | None = None) -> Settled:
         "entries": [entry.seq for entry in held.waiting],
         "back_to": sound.seq,
         "refused": _refused_meanwhile(transaction, held),
+        **named,
     }
     return Settled(transaction.advance("reverted", None, details, write, check=check), held.requests)
+
+
+def _named(who: str | None) -> dict[str, str]:
+    return {} if check_who(who) is None else {"who": str(who)}
 
 
 def _refused_meanwhile(transaction: Transaction, held: Holdings) -> list[str]:

@@ -51,6 +51,7 @@ class _Findings:
     interrupted: str | None = None
     signed: int = 0
     anchored: int = 0
+    tree: str | None = None
 
     def damage(self, name: str, what: str) -> None:
         self.damages.append((name, what))
@@ -145,6 +146,7 @@ def _check_ledger(
     if damages:
         return None
     findings.entries, findings.head = len(entries), entries[-1].hash
+    findings.tree = None if heads is None else heads.newest().digest
     findings.notes += [*vouching.notes(heads), *times_that_run_backwards(entries)]
     findings.signed = 0 if heads is None else sum(signature is not None for signature in heads.signatures)
     findings.anchored = len(vouching.published)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
 from ssse.evaluation.scan import Scan
@@ -9,9 +11,18 @@ from ssse.evaluation.table import Evaluation
 from ssse.rendering.document import PageFigure
 from ssse.rendering.numbers import NOTHING
 from ssse.workspace.page import figures, words
-from ssse.workspace.page.story import Entry, Story
 from ssse.workspace.record import describe
+from ssse.workspace.record.decision_words import listed
 from ssse.workspace.record.published import bucket, enough
+from ssse.workspace.record.sight import ATTACKS, failed_audits, failures, sights, void_audits
+from ssse.workspace.record.story import Entry, Story
+
+NO_DIFFERENCE = "the original model and the retrained one do alike on the erased samples"
+WOULD_SEE = (
+    "What would have: weights retrained without the samples (`--retrained`), for the divergence of the predictions and "
+    "the distance of the weights from theirs; or, of a network, what comes back along a harmless training "
+    "(`--resurfacing`)."
+)
 
 
 def evaluation(story: Story) -> dict[str, Any] | None:
@@ -29,7 +40,9 @@ def evaluation(story: Story) -> dict[str, Any] | None:
             groups.append((measure.group, []))
         meaning = words.measure_meaning(measure.key)
         said = any(row["meaning"] == meaning for row in groups[-1][1])  # of the first split, and not of each again
-        cells = [texts[i] or NOTHING for _, texts in columns]
+        fails = failures(details["table"], measure.key)
+        texts = [(title, texts[i] or NOTHING) for title, texts in columns]
+        cells = [{"text": text, "fails": model in fails} for (_, text), model in zip_longest(texts, table.models)]
         groups[-1][1].append({"title": measure.title, "meaning": "" if said else meaning, "cells": cells})
     later = [r for r in story.erasures if r.entries["erased"]["seq"] > last["seq"]]
     return {
@@ -42,12 +55,55 @@ def evaluation(story: Story) -> dict[str, Any] | None:
         "groups": groups,
         "floor": bool(table.floors),
         "in_words": _in_words(table),
+        "alarms": _alarms(details["table"]),
+        "blind": _blind(details["table"]),
         "flags": list(table.flags),
         "notes": list(details.get("notes") or ()),
         "later": len(later),
         "earlier": [_earlier(entry) for entry in reversed(entries[:-1])],
         "drawings": figures.inlined(figures.evaluation(table) if table.measures else []),
     }
+
+
+def _alarms(table: Mapping[str, Any]) -> list[str]:
+    """Every FAIL in a sentence, for somebody who does not know what an audit is."""
+    said = [
+        f"{_capital(title)} can still tell the erased samples from samples that the model never saw, by how sure the "
+        "model is of its answers. Of models that never saw them one in twenty fails by chance; one that fails again, "
+        "on other unseen samples, remembers."
+        for title in failed_audits(table)
+    ]
+    return said + [
+        f"{_capital(title)} fails for the retrained model too, which never saw the samples: it tells something else "
+        "than what was learned, such as another kind of sample, and says nothing here."
+        for title in void_audits(table)
+    ]
+
+
+def _blind(table: Mapping[str, Any]) -> str:
+    """Measures that could not show forgetting, and those that can; nothing where all can."""
+    found, void = sights(table), void_audits(table)
+    blind = [one for one in found if not one.sees and one.title not in void]
+    attacks, others = [one for one in blind if one.key in ATTACKS], [one for one in blind if one.key not in ATTACKS]
+    said = []
+    for alike, why in ((attacks, "the samples are not found in the original model either"), (others, NO_DIFFERENCE)):
+        if alike:
+            have = "has" if len(alike) == 1 else "have"
+            said.append(f"{_capital(listed([one.title for one in alike]))} {have} nothing to see here: {why}.")
+    if not said:
+        return ""
+    said.append("That nothing is found by them shows no forgetting.")
+    seers = [f"{one.title} ({_short(one.before)} before, {_short(one.after)} now)" for one in found if one.sees]
+    said.append(f"What has something to see: {listed(seers)}." if seers else WOULD_SEE)
+    return " ".join(said)
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}" if abs(value) >= 1 else f"{value:.2g}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _in_words(table: Evaluation) -> list[str]:

@@ -10,28 +10,34 @@ from ssse.rendering.numbers import NOTHING, duration
 from ssse.rendering.templates import template
 from ssse.verdict import probe_in_words
 from ssse.workspace.page import evidence, figures, words
-from ssse.workspace.page.story import Entry, Request, Story
-from ssse.workspace.record import describe, ledger
+from ssse.workspace.record import decision_words, describe, ledger
+from ssse.workspace.record.decision import Decision, decisions
 from ssse.workspace.record.published import PUBLIC
 from ssse.workspace.record.residues import REPLACED, what_remains
+from ssse.workspace.record.story import Entry, Request, Story
 
 SHOWN = 20  # requests and entries in view when there are many
 FEW = 30  # up to here all are in view
+CLOSED = 5  # of the requests that may be closed, the latest
 ATTENTION = 100  # earlier requests that are in view because they were not carried out
 PRINTED = 60  # rows that a print unfolds; more are left to the command that lists them
 RECORD = 200_000  # characters of entries word for word
 LONG = 12  # numbers of a list that are shown word for word
 
 
-def render(entries: Sequence[ledger.Entry], *, name: str, head: str, checked: str | None = None) -> str:
+def render(
+    entries: Sequence[ledger.Entry], *, name: str, head: str, checked: str | None = None, now: str | None = None
+) -> str:
     """One HTML file: no network, no script; the same entries give the same bytes.
 
     Args:
         entries: those of the ledger, oldest first; what of them may not be shown is left out here. head: the hash of
             the last.
         name: of the workspace. checked: what the last check of the files found, in a sentence.
+        now: by which requests that are open are overdue; the time of the last entry if not given.
     """
     story = Story(entries)
+    judged = decisions(story, now or entries[-1].time)
     return template("ssse.workspace.page", "page.html.j2").render(
         name=name,
         head=head,
@@ -41,7 +47,8 @@ def render(entries: Sequence[ledger.Entry], *, name: str, head: str, checked: st
         describe=describe,
         nothing=NOTHING,
         printed=PRINTED,
-        summary=_summary(story),
+        summary=_summary(story, judged),
+        decided=_decided(judged),
         requests=_folded(story.requests, _needs_attention, _request_row),
         method=_method(story),
         erasures=_folded(story.erasures, lambda request: False, _erasure_row),
@@ -78,8 +85,40 @@ def _needs_attention(request: Request) -> bool:
 # ── the parts of the page ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _summary(story: Story) -> dict[str, Any]:
-    last = story.erasures[-1] if story.erasures else None
+def _decided(judged: Sequence[Decision]) -> dict[str, Any]:
+    """What is to be done comes first; of what may be closed the latest. Latest first."""
+    waiting = [one for one in reversed(judged) if not one.closes]
+    closed = [one for one in reversed(judged) if one.closes]
+    in_view = CLOSED if waiting or len(closed) > FEW else FEW
+    return {
+        "shown": [_decision_row(one) for one in (*waiting, *closed[:in_view])],
+        "folded": [_decision_row(one) for one in closed[in_view:]],
+    }
+
+
+def _decision_row(one: Decision) -> dict[str, Any]:
+    return {
+        "id": one.request,
+        "label": decision_words.label(one),
+        "why": decision_words.why(one),
+        "when": decision_words.when(one),
+        "commands": decision_words.commands(one),
+        "meant": decision_words.placeholders(one),
+        "overdue": one.overdue,
+    }
+
+
+def _closing(judged: Sequence[Decision]) -> str:
+    closed, late = sum(one.closes for one in judged), sum(one.overdue for one in judged)
+    if not judged:
+        return ""
+    overdue = f" {describe.whole(late)} {'is' if late == 1 else 'are'} overdue." if late else ""
+    if len(judged) == 1:
+        return f"It may {'' if closed else 'not '}be closed{'' if closed else ' yet'}.{overdue}"
+    return f"{describe.whole(closed) if closed else 'Not one'} of them may be closed.{overdue}"
+
+
+def _summary(story: Story, judged: Sequence[Decision]) -> dict[str, Any]:
     done, refused, pending = len(story.erasures), len(story.of("refused")), len(story.of("pending"))
     idle, unsealed = len(story.of("nothing")), len(story.of("unsealed"))
     if not story.requests:
@@ -98,7 +137,7 @@ def _summary(story: Story) -> dict[str, Any]:
         sentence = f"{describe.count(len(story.requests), 'request')} came: {', '.join(parts)}."
     return {
         "sentence": sentence,
-        "meaning": "" if last is None else _meaning(last),
+        "meaning": _closing(judged),
         "done": describe.whole(done),
         "refused": describe.whole(refused),
         "pending": describe.whole(pending),
@@ -108,8 +147,6 @@ def _summary(story: Story) -> dict[str, Any]:
         "erased": describe.whole(story.erased_samples),
         "samples": describe.whole(story.samples),
         "share": f"{story.erased_samples / story.samples:.2%}" if story.samples and story.erased_samples else "",
-        "verdict": None if last is None else _verdict(last),
-        "last": last,
         "weights": story.weights,
     }
 
@@ -121,10 +158,10 @@ def _verdict(request: Request) -> tuple[str, str]:
     return (NOTHING, "word") if verdict is None else words.VERDICTS.get(verdict, (verdict, "word"))
 
 
-def _meaning(request: Request) -> str:
-    if request.overridden:
-        return words.OVERRIDDEN_MEANING.format(", ".join(request.overridden))
-    return words.MEANINGS.get(str(request.verdict), "")
+def _state(request: Request) -> tuple[str, str]:
+    """A green tick only where somebody vouches for it."""
+    vouched = request.verdict in ("ok", None) and not request.overridden
+    return words.STATES[request.state] if request.state != "erased" or vouched else words.UNVOUCHED
 
 
 def _request_row(request: Request) -> dict[str, Any]:
@@ -136,7 +173,7 @@ def _request_row(request: Request) -> dict[str, Any]:
         "answered": request.answered,
         "k": describe.whole(request.k),
         "asked": describe.not_erased_now(request.details("received")),
-        "state": words.STATES[request.state],
+        "state": _state(request),
         "reason": reason,
         "verdict": _verdict(request),
     }

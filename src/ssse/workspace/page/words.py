@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ssse.workspace.record.decision_words import moment as moment
 from ssse.workspace.record.describe import number
 
 HIDDEN = "not shown"
@@ -15,12 +16,8 @@ STATES = {
     "pending": ("… pending", "partly"),
     "nothing": ("– all erased before", "word"),
 }
-MEANINGS = {
-    "ok": "The last erasure is one that is vouched for.",
-    "caution": "The last erasure was carried out, but is not vouched for.",
-}
+UNVOUCHED = ("▲ erased, not vouched for", "partly")
 OVERRIDDEN = "▲ caution, overriding {}"
-OVERRIDDEN_MEANING = "The last erasure was taken although it breaks bounds past which no step should be right: {}."
 VERDICTS = {"ok": ("✔ ok", "yes"), "caution": ("▲ caution", "partly"), "refused": ("✘ refused", "no")}
 KINDS = {
     "created": "workspace made",
@@ -113,12 +110,6 @@ SPLITS = (
 
 def maybe(value: float | int | None) -> str | None:
     return None if value is None else number(value)
-
-
-def moment(time: str) -> str:
-    """2026-05-04T10:20:30.123456+00:00 as people write it, to the second."""
-    day, _, clock = time.partition("T")
-    return f"{day} {clock[:8]} UTC" if clock else time
 
 
 def measure_meaning(key: str) -> str:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ssse.errors import InvalidData
+from ssse.system.digests import digest_bytes
 from ssse.workspace.proof.merkle import LENGTH
 
 LARGEST_SIZE = 10**15 - 1
@@ -73,6 +74,11 @@ class Checkpoint:
 
     def signed(self, *signatures: Signature) -> Checkpoint:
         return replace(self, signatures=signatures)
+
+    @property
+    def digest(self) -> str:
+        """One hash for all that is signed, short enough to be read aloud."""
+        return digest_bytes(self.text())
 
     def same_tree(self, other: Checkpoint) -> bool:
         """Whoever signed it."""

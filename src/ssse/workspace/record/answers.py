@@ -81,6 +81,17 @@ def digest_of_ids(ids: Iterable[str], salt: bytes) -> str:
     return hmac.new(salt, json.dumps(sorted(map(str, ids))).encode(), "sha256").hexdigest()
 
 
+def blinding(request: str, ids: Iterable[str], salt: bytes) -> str:
+    """What hides the ids in `named_by`: a secret of its own for each request, which a receipt may tell with them."""
+    body = ["named", request, sorted(map(str, ids))]
+    return hmac.new(salt, json.dumps(body).encode(), "sha256").hexdigest()
+
+
+def named_by(ids: Iterable[str], secret: str) -> str:
+    """By which who knows ids and secret sees that a request named these, and who does not learns nothing."""
+    return hmac.new(bytes.fromhex(secret), json.dumps(sorted(map(str, ids))).encode(), "sha256").hexdigest()
+
+
 def vouched(path: Path, file_digest: str, seq: int, salt: bytes) -> str:
     """By which a claim on a request file is known to be ours: whoever may write into the folder has no salt."""
     return hmac.new(salt, json.dumps([path.name, file_digest, seq]).encode(), "sha256").hexdigest()

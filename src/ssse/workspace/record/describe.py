@@ -146,7 +146,14 @@ def _calibrated(d: Details) -> str:
 
 def _received(d: Details) -> str:
     by = {"file": "by a file", "ids": "by their ids"}.get(str(d.get("by")), "")
-    return ", ".join(part for part in (f"{count(d.get('k'), 'sample')} to erase", by, not_erased_now(d)) if part)
+    due = f"due {d['due']}" if d.get("due") else ""
+    parts = (f"{count(d.get('k'), 'sample')} to erase", by, not_erased_now(d), due, _who(d))
+    return ", ".join(part for part in parts if part)
+
+
+def _who(d: Details) -> str:
+    """The name that was given with the command, where one was."""
+    return f"by {d['who']}" if d.get("who") else ""
 
 
 def _erased(d: Details) -> str:
@@ -176,14 +183,16 @@ def _repaired(d: Details) -> str:
 
 
 def _confirmed(d: Details) -> str:
-    return f"{named(d.get('requests') or [])}: the model from before goes"
+    who = f" ({_who(d)})" if d.get("who") else ""
+    return f"{named(d.get('requests') or [])}: the model from before goes{who}"
 
 
 def _reverted(d: Details) -> str:
     weights = digest((d.get("after") or {}).get("weights"))
     refused = f"; refused because of them, and to be asked for again: {named(d['refused'])}" if d.get("refused") else ""
     undone = f"{named(d.get('requests') or [])} undone: back to the state of entry {d.get('back_to')}"
-    return f"{undone}, weights {weights}{refused}"
+    who = f" ({_who(d)})" if d.get("who") else ""
+    return f"{undone}, weights {weights}{refused}{who}"
 
 
 def _refused(d: Details) -> str:

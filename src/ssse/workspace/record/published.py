@@ -137,7 +137,7 @@ LISTED: dict[str, dict[str, Rule]] = {
         **_each("reason", by=_sentence),
         **_STATE,
     },
-    "received": _each("asked", "k", "already", "by", "options"),
+    "received": _each("asked", "k", "already", "by", "options", "due", "who", "named"),
     "erased": {
         **_each("engine", "k", "n", "holds", "keeps_remainder", "leave_out", "residual", "policy", "old", "versions"),
         **_each(
@@ -169,8 +169,8 @@ LISTED: dict[str, dict[str, Rule]] = {
         **_each("reasons", "notes", by=_sentences),
         **_STATE,
     },
-    "confirmed": _each("requests", "entries"),
-    "reverted": {**_each("requests", "entries", "back_to", "refused"), **_STATE},
+    "confirmed": _each("requests", "entries", "who"),
+    "reverted": {**_each("requests", "entries", "back_to", "refused", "who"), **_STATE},
     "sealed": _each("old_weights", "old_curvature", "remains"),
     "refused": _each("k", "verdict", "measured"),
     "evaluated": {**_each("of"), **_STATE},

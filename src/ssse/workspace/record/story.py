@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from ssse.workspace.record import ledger
+from ssse.workspace.record import entry as record
 from ssse.workspace.record.published import published
 
 Entry = Mapping[str, Any]
@@ -95,10 +95,17 @@ class Request:
 
 
 class Story:
-    """Everything that the page says: what may be shown of the ledger's entries, and nothing else of them."""
+    """What may be shown of the ledger's entries, and nothing else of them: all that the page says comes from here."""
 
-    def __init__(self, entries: Iterable[ledger.Entry]):
+    def __init__(self, entries: Iterable[record.Entry]):
         self.entries: list[dict[str, Any]] = [published(entry) for entry in entries]
+
+    @classmethod
+    def of_shown(cls, entries: Iterable[Mapping[str, Any]]) -> Story:
+        """From what a proof shows of them, which is published already."""
+        story = cls(())
+        story.entries = [dict(entry) for entry in entries]
+        return story
 
     @cached_property
     def requests(self) -> list[Request]:
@@ -153,9 +160,15 @@ class Story:
     @cached_property
     def undone(self) -> set[int]:
         """Entries of what is not in force any more, because somebody went back to a state before them."""
-        stretches = [(entry["details"]["back_to"], entry["seq"]) for entry in self.all("reverted")]
-        places = (entry["seq"] for entry in self.entries if entry["kind"] in UNDONE)
-        return {seq for seq in places if any(start < seq < end for start, end in stretches)}
+        return {e["seq"] for e in self.entries if e["kind"] in UNDONE and self.within_undone(e["seq"])}
+
+    def within_undone(self, seq: int) -> bool:
+        """Whether an entry was made of a model that somebody went back from."""
+        return any(start < seq < end for start, end in self._stretches)
+
+    @cached_property
+    def _stretches(self) -> list[tuple[int, int]]:
+        return [(entry["details"]["back_to"], entry["seq"]) for entry in self.all("reverted")]
 
     def known(self, name: str, *kinds: str) -> Any:
         """The latest value of a detail; None where no entry has one."""
