@@ -119,7 +119,7 @@ class Checkpoints:
 class NotKept:
     """Of a fit without a folder."""
 
-    resumed = False
+    resumed: bool = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -150,7 +150,7 @@ class Keeper:
         """`places`: of the samples that will pass. The parts that this process goes on with are taken in."""
         self.checkpoints = checkpoints
         self.group = group
-        self.resumed = bool(checkpoints.parts)
+        self.resumed: bool = bool(checkpoints.parts)
         self._places, self._builder, self._sums, self._dim, self._counter = places, builder, sums, dim, counter
         self._grows = builder is None or not builder.keeps_rows
         self._own: list[str] = []  # parts that the next one takes the place of

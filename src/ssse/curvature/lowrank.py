@@ -52,7 +52,7 @@ class LowRankBuilder(Builder):
         self.linear: LinearShape | None = linear
         self.parts: list[HeldRows] = []
         self.waiting: list[HeldRows] = []
-        self.marked = 0  # parts that are kept elsewhere
+        self.marked: int = 0  # parts that are kept elsewhere
 
     def add(self, rows: HeldRows) -> None:
         rows = rows if self.dtype is None else rows.to(self.dtype)

@@ -52,7 +52,7 @@ class SharedDense(Structure):
     """M, block-diagonal, as `DenseStructure`; here are the grams of those blocks that this process owns."""
 
     kind = "dense"
-    holds = DenseStructure.holds
+    holds = "sums over all training samples"
 
     def __init__(
         self,
