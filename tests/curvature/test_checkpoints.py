@@ -110,6 +110,17 @@ def test_the_same_part_twice_is_refused(tmp_path: Path, few_at_a_time):
         fit(Samples(linear()), "dense", checkpoint=folder)
 
 
+def test_a_part_that_was_never_finished_is_left_out(tmp_path: Path, few_at_a_time):
+    folder = tmp_path / "fit"
+    interrupted(folder)
+    (part,) = folder.iterdir()
+    shutil.copytree(part, folder / f".{part.name}-0123abcd")
+    (folder / f".{part.name}-0123abcd" / "manifest.json").write_text('{"for')
+    truth = fit(Samples(linear()), "dense").solve(ones())
+    torch.testing.assert_close(fit(Samples(linear()), "dense", checkpoint=folder).solve(ones()), truth)
+    assert not folder.exists()
+
+
 def test_a_stream_cannot_go_on(tmp_path: Path):
     sample = linear()
     with pytest.raises(InvalidData, match="checkpoint= needs data that can be read from any place on"):

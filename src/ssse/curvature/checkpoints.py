@@ -83,7 +83,7 @@ class Checkpoints:
                 same samples.
         """
         found = cls(Path(folder), {key: str(value) for key, value in of.items()}, total, every)
-        read = [found._read(path.parent) for path in sorted(found.folder.glob(f"*/{MANIFEST}"))]
+        read = [found._read(path) for path in found._paths()]
         gone = {name for part in read for name in part.replaces}
         found.parts = [part for part in read if part.path.name not in gone]
         for i, part in enumerate(found.parts):
@@ -102,6 +102,18 @@ class Checkpoints:
     def taken_by(self, group: Group) -> list[Part]:
         """The parts that one process goes on with."""
         return [part for place, part in enumerate(self.parts) if group.owns(place)]
+
+    def _paths(self) -> list[Path]:
+        """Of whole parts; one that was killed while it was written has a name that begins with a point."""
+        named = [path.parent for path in self.folder.glob(f"*/{MANIFEST}")]
+        return sorted(path for path in named if not path.name.startswith("."))
+
+    def remove(self) -> None:
+        """All parts, and what was killed while it was written."""
+        for path in [*self._paths(), *self.folder.glob(".0*")]:
+            files.remove(path)
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
 
     def _read(self, path: Path) -> Part:
         tensors, manifest = read_folder(path, CHECKPOINT, verify=False)
@@ -227,12 +239,8 @@ class Keeper:
         with self.group.together():
             pass
         with self.group.together():
-            folder = self.checkpoints.folder
-            if self.group.first and folder.is_dir():
-                for manifest in folder.glob(f"*/{MANIFEST}"):
-                    files.remove(manifest.parent)
-                if not any(folder.iterdir()):
-                    folder.rmdir()
+            if self.group.first:
+                self.checkpoints.remove()
 
     def _forget(self) -> None:
         """What is in the sums now is on disk."""
