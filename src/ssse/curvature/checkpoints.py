@@ -110,7 +110,9 @@ class Checkpoints:
 
     def remove(self) -> None:
         """All parts, and what was killed while it was written."""
-        for path in [*self._paths(), *self.folder.glob(".0*")]:
+        for path in self._paths():
+            take_away(path)
+        for path in self.folder.glob(".0*"):
             files.remove(path)
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
@@ -126,6 +128,15 @@ class Checkpoints:
         places = np.unpackbits(tensors[PLACES].numpy(), count=self.total).astype(bool)
         digests = tensors[DIGESTS].numpy().view(np.uint64)
         return Part(path, places, digests, tuple(manifest["replaces"]))
+
+
+def take_away(part: Path) -> None:
+    """Under its name it is whole or not there: a kill may come between two of its files."""
+    if part.is_dir():
+        hidden = part.with_name(f".{part.name}")
+        files.remove(hidden)
+        part.rename(hidden)
+        files.remove(hidden)
 
 
 class NotKept:
@@ -228,7 +239,7 @@ class Keeper:
         about = {"of": dict(self.checkpoints.of), "replaces": replaces}
         write_folder(self.checkpoints.folder / name, CHECKPOINT, tensors, about)
         for gone in replaces:
-            files.remove(self.checkpoints.folder / gone)
+            take_away(self.checkpoints.folder / gone)
         self._own = [name] if self._grows else [*self._own, name]
         self._first = self._passed
         if not self._grows:
