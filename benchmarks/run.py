@@ -19,6 +19,7 @@ from record import DATA
 HERE = Path(__file__).parent
 SUBJECTS = (
     "dense_fit",
+    "scaling",
     "network_rows",
     "sequence_rows",
     "matrix_free",

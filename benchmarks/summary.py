@@ -1,4 +1,4 @@
-"""Write the measured numbers into README.md, from the JSON files in results/.
+"""Write the measured numbers into README.md and docs/scale.md, from the JSON files in results/.
 
 Between `<!-- NAME -->` and `<!-- end -->` stands what NAME.json says, and `<!-- targets -->` is filled with all
 targets of all benchmarks. Nothing between those marks is written by hand.
@@ -13,7 +13,8 @@ from typing import Any
 
 from record import RESULTS
 
-README = Path(__file__).parent / "README.md"
+HERE = Path(__file__).parent
+PAGES = (HERE / "README.md", HERE.parent / "docs" / "scale.md")
 MARK = re.compile(r"<!-- (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -25,7 +26,8 @@ def main() -> None:
         text = targets(results) if name == "targets" else section(results.get(name))
         return f"<!-- {name} -->\n{text}\n<!-- end -->"
 
-    README.write_text(MARK.sub(fill, README.read_text()))
+    for page in PAGES:
+        page.write_text(MARK.sub(fill, page.read_text()))
 
 
 def section(result: dict[str, Any] | None) -> str:

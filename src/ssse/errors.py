@@ -68,6 +68,10 @@ class BrokenArtefact(SSSEError, OSError):
     """Something that ssse stored is incomplete, altered, or of another format."""
 
 
+class GroupBroken(SSSEError):
+    """A process of the group has ended, and the others cannot go on."""
+
+
 class Refused(SSSEError):
     """An erasure that must not be applied. Nothing was changed.
 

@@ -50,7 +50,7 @@ def test_iterating_and_factorising_anew_are_the_dense_truth(monkeypatch, structu
     curvature, x, y = fitted(structure)
     module = {"dense": dense_structure, "lowrank": dual}[structure]
     if size == ITERATE:
-        factor = (DampedGram, "factorise") if structure == "dense" else (dual.KeptFactor, "of")
+        factor = (DampedGram, "factorise") if structure == "dense" else (DampedGram, "without")
         monkeypatch.setattr(*factor, Forbidden("a new factor", by=module.__name__))
     else:
         monkeypatch.setattr(module, "lower_ridge", Forbidden("iterated", by=module.__name__))

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from ssse.cli import answers, compare, demo, inbox, inspect, record, repair, reproduce, requests
 from ssse.cli.console import EXIT_CODES, complain_of_usage, refuse_nul
 from ssse.system.version import __version__
+from ssse.workspace.engines.processes import launched
 
 USAGE: Any = typer.BadParameter.__mro__[1]  # click's UsageError, which typer brings along under changing names
 
@@ -82,8 +83,11 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def start(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Erase samples from a trained model in one second-order step."""
+    if launched()[0] > 0 and context.invoked_subcommand != "fit":
+        raise typer.Exit  # what one process does is done by the first

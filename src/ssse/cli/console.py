@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import typer
 
 from ssse.cli.wording import as_settings
-from ssse.errors import BrokenArtefact, Busy, Damaged, NotPublished, SSSEError
+from ssse.errors import BrokenArtefact, Busy, Damaged, GroupBroken, NotPublished, SSSEError
 from ssse.system.extras import needed_for
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ def failures_in_one_line(stopped: str, as_json: bool = False) -> Iterator[None]:
         complain(f"Error: {error}", BUSY, as_json)
     except NotPublished as error:
         complain(f"Error: {error}", FAILED, as_json)
+    except GroupBroken as error:
+        complain(f"Error: {error} The same command goes on.", FAILED, as_json)
     except SSSEError as error:
         complain(f"Error: {as_settings(str(error))}", IMPOSSIBLE, as_json)
     except BrokenPipeError:
@@ -66,6 +68,17 @@ def failures_in_one_line(stopped: str, as_json: bool = False) -> Iterator[None]:
         if os.environ.get("SSSE_TRACEBACK"):
             raise
         complain(f"Error: {type(error).__name__}: {error} {HINT}", FAILED, as_json)
+
+
+@contextmanager
+def failures_left_to_the_first() -> Iterator[None]:
+    """Of a process that takes part in the work of another one, which says what is wrong."""
+    try:
+        yield
+    except SSSEError:
+        if os.environ.get("SSSE_TRACEBACK"):
+            raise
+        raise typer.Exit(FAILED) from None
 
 
 HINT = "(SSSE_TRACEBACK=1 in the environment shows where.)"

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from ssse.cli import messages
-from ssse.cli.console import CAUTION, REFUSED, Screen, counted, facts, failures_in_one_line
+from ssse.cli.console import CAUTION, REFUSED, Screen, counted, facts, failures_in_one_line, failures_left_to_the_first
 from ssse.cli.options import (
     STOPPED,
     By,
@@ -31,6 +31,7 @@ from ssse.cli.options import (
 )
 from ssse.cli.wording import as_settings
 from ssse.erasure.policy import Policy
+from ssse.workspace.engines.processes import joined, launched
 
 Rows = Literal["auto", "expected", "margin", "empirical", "sampled"]
 Structure = Literal["auto", "dense", "lowrank", "matrix_free", "diagonal", "recurrence"]
@@ -175,9 +176,16 @@ def fit(
     verbose: Verbose = False,
     no_wait: NoWait = False,
 ) -> None:
-    """Compute the curvature, once, in one pass over the training data."""
+    """Compute the curvature, once, in one pass over the training data.
+
+    Several processes fit together: torchrun --nproc-per-node 4 -m ssse fit WORKSPACE
+    """
     screen = Screen(as_json, quiet, verbose)
-    with failures_in_one_line(STOPPED, as_json), screen.alone():
+    with failures_in_one_line(STOPPED, as_json), screen.alone(), joined():
+        if launched()[0] > 0:
+            with failures_left_to_the_first():
+                open_workspace(workspace, Screen(quiet=True)).take_part()
+            return
         options = given(settings, fit__damping=damping, fit__rows=rows, fit__structure=structure)
         fitted = open_workspace(workspace, screen, no_wait).fit(options, again=again, when_needed=when_needed)
         shown = fitted.to_dict()

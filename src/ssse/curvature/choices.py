@@ -56,6 +56,7 @@ class Choice(ABC):
     kind: ClassVar[str]
     takes_blocks: ClassVar[bool] = False
     needs_count: ClassVar[bool] = False
+    shared: ClassVar[bool] = True  # whether several processes can fit it
 
     @property
     def knows_samples(self) -> bool:
@@ -144,9 +145,9 @@ class LowRank(Choice):
 
     def builder(self, ground: Ground) -> Builder:
         if self.rank is not None:
-            return TruncatedBuilder(self.rank, ground.dtype)
+            return TruncatedBuilder(self.rank, ground.dtype, ground.linear)
         wider = None if self.working(ground.dtype) == ground.dtype else self.working(ground.dtype)
-        return LowRankBuilder(ground.salt, ground.dtype, ground.blocks, wider)
+        return LowRankBuilder(ground.salt, ground.dtype, ground.blocks, wider, ground.linear)
 
     def __str__(self) -> str:
         if self.kernel == "float64":
@@ -237,6 +238,7 @@ class Recurrence(Choice):
     kind = "recurrence"
     takes_blocks = True
     needs_count = True
+    shared = False
 
     def cost(self, extent: Extent) -> Cost:
         """Every row is a step that reads and writes a whole block."""

@@ -14,12 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ssse.curvature.checkpoints import EVERY
 from ssse.curvature.choices import STORED, Choice, StructureName, as_choice
 from ssse.curvature.decay import Circumstances, estimate_decay, note_on_decay
 from ssse.curvature.estimates import Plan, Wanted
-from ssse.curvature.fit import Fitted, fit_structure, prepare
+from ssse.curvature.fit import Fitted, declared, fit_structure, going_on, group_of, prepare
 from ssse.curvature.kept_probe import KeptProbe
 from ssse.curvature.lowrank import LowRankStructure
+from ssse.curvature.shared import is_shared
+from ssse.curvature.shared_dense import SharedDense
+from ssse.curvature.shared_lowrank import SharedLowRank
 from ssse.curvature.structure import Structure
 from ssse.errors import BrokenArtefact, DoubtfulSetting, InvalidData, InvalidSetting
 from ssse.problem.fingerprint import Fingerprint
@@ -28,10 +32,13 @@ from ssse.problem.losses import LossLike
 from ssse.problem.parameters import BlockChoice, Layout, LinearShape
 from ssse.problem.problem import Problem
 from ssse.problem.sample_counts import FEW, Counted
+from ssse.problem.shares import check_streams, deal
 from ssse.problem.view import ParameterChoice
 from ssse.rows.kinds import RowChoice, RowKind
 from ssse.rows.score_sums import ScoreSums
+from ssse.system.group import Group, current_group
 from ssse.system.progress import say
+from ssse.system.shards import write_shards
 from ssse.system.store import CURVATURE, read_folder, reading_entries, write_folder
 
 WORTH_A_WORD = 5.0  # seconds of a fit, from which on it is told what it will do
@@ -123,8 +130,13 @@ class Curvature:
         label_key: str | None = None,
         progress: bool = True,
         on_plan: Callable[[Plan], None] | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_seconds: float = EVERY,
     ) -> Curvature:
         """Compute the curvature of a trained model, once, in one pass over its training data.
+
+        Inside an initialised `torch.distributed` process group all processes call it with the same arguments, and fit
+        together (docs/scale.md): data that can be read at any place is dealt out, a stream is each process's own.
 
         Args:
             model: the trained model, in eval mode (or doing the same in training mode). It is not changed.
@@ -162,6 +174,9 @@ class Curvature:
                 kept: requests are read in the same way.
             on_plan: told what was chosen and what it will cost, before the long pass; what it raises ends the fit. If
                 not given, and the fit takes more than a few seconds, a terminal is told.
+            checkpoint: a folder in which every process leaves its sums every `checkpoint_seconds`, and on SIGTERM and
+                Ctrl-C. The same call goes on from there, also on another number of processes; when the curvature is
+                there, the folder is removed.
 
         Raises:
             InvalidModel, InvalidData, InvalidSetting: before the long pass wherever possible.
@@ -169,14 +184,27 @@ class Curvature:
         """
         damping = check_damping(damping, weight_decay)
         wanted = Wanted(rows, rows_per_batch, seed, as_choice(structure), blocks, dtype)
-        data = as_batches(data, label_key)
-        prepared = prepare(model, loss_fn, parameters, data, wanted, memory_budget, n, damping)
+        data, group = as_batches(data, label_key), group_of(model)
+        if checkpoint is not None:
+            check_streams(data)
+        with group.together():
+            alone = group.size == 1 and checkpoint is None
+            share = None if alone else deal(data, group, max(rows_per_batch, 1))
+        prepared = prepare(
+            model, loss_fn, parameters, data, wanted, memory_budget, n, damping, group=group, share=share
+        )
+        progress = progress and group.first
+        group.agree(lambda: {"weight decay": weight_decay, "label key": label_key, "checkpoint": checkpoint})
         if on_plan is not None:
-            on_plan(prepared.plan)
+            with group.together():
+                on_plan(prepared.plan)
         elif prepared.plan.seconds > WORTH_A_WORD:
             say(f"Curvature: {prepared.plan}; {prepared.plan.reason}.", progress)
-        for doubt in prepared.doubts:
+        for doubt in prepared.doubts if group.first else ():
             warnings.warn(doubt, DoubtfulSetting, stacklevel=2)
+        if checkpoint is not None:
+            of = declared(prepared.problem, wanted, damping, share)
+            prepared = going_on(prepared, data, checkpoint, checkpoint_seconds, of)
         fitted = fit_structure(prepared, data, damping, progress)
         return replace(cls._from_fit(prepared.problem, fitted, weight_decay), label_key=label_key)
 
@@ -220,6 +248,11 @@ class Curvature:
     def damping(self) -> float:
         """λ, such that M = RᵀR + nλI. Erasing keeps it: what remains is damped by (n−k)λ."""
         return self.structure.ridge / self.samples_held
+
+    @property
+    def device(self) -> torch.device:
+        tensors = self.structure.state().values() if self.gradient is None else (self.gradient,)
+        return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
     @property
     def samples_held(self) -> int:
@@ -280,25 +313,39 @@ class Curvature:
         return merge_shards(shards, n)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write a new folder, atomically; see `ssse.system.store`."""
-        tensors = dict(self.structure.state())
-        if self.gradient is not None:
+        """Write a new folder, atomically; see `ssse.system.store`.
+
+        In a process group all processes call it, and each writes what it holds, to a file system that all of them see.
+        """
+        group, tensors = current_group(self.device), dict(self.structure.state())
+        if not (group.first or is_shared(self.structure)):
+            tensors = {}
+        if self.gradient is not None and group.first:
             tensors["gradient"] = self.gradient
-        if self.joint is not None:
+        if self.joint is not None and group.first:
             tensors["joint_theta"] = self.joint.theta
             tensors["joint_removed_gradient"] = self.joint.removed_gradient
-        if self.probe is not None:
+        if self.probe is not None and group.first:
             tensors |= self.probe.tensors()
-        write_folder(folder, CURVATURE, tensors, self._manifest())
+        if group.size > 1:
+            write_shards(folder, CURVATURE, tensors, self._manifest(), group)
+        else:
+            write_folder(folder, CURVATURE, tensors, self._manifest())
 
     @classmethod
     def load(
         cls, folder: str | os.PathLike[str], *, verify: bool = True, device: str | torch.device = "cpu"
     ) -> Curvature:
-        """Map a stored curvature. `verify` checks the digest of every tensor, which reads them once."""
-        tensors, manifest = read_folder(folder, CURVATURE, verify, torch.device(device))
+        """Map a stored curvature. `verify` checks the digest of every tensor, which reads them once.
+
+        In a process group all processes call it; one that several processes have fitted is dealt out to those that are
+        here now, however many.
+        """
+        group = current_group(torch.device(device))
+        with group.together():
+            tensors, manifest = read_folder(folder, CURVATURE, verify and group.first, torch.device(device))
         with reading_entries(folder, manifest):
-            return cls._from_manifest(tensors, manifest)
+            return cls._from_manifest(tensors, manifest, group)
 
     def _manifest(self) -> dict[str, Any]:
         return {
@@ -332,7 +379,7 @@ class Curvature:
         }
 
     @classmethod
-    def _from_manifest(cls, tensors: dict[str, Tensor], manifest: dict[str, Any]) -> Curvature:
+    def _from_manifest(cls, tensors: dict[str, Tensor], manifest: dict[str, Any], group: Group) -> Curvature:
         model = manifest["model"]
         names, shapes = tuple(model["names"]), tuple(tuple(shape) for shape in model["shapes"])
         linear = None if manifest["linear"] is None else LinearShape(**manifest["linear"])
@@ -343,7 +390,7 @@ class Curvature:
             theta, removed = tensors.pop("joint_theta"), tensors.pop("joint_removed_gradient")
             joint = JointState(theta, removed, manifest["joint"]["leave_out"], manifest["joint"]["n"])
         return cls(
-            structure=restore_structure(manifest["structure"], tensors, linear),
+            structure=restore_structure(manifest["structure"], tensors, linear, group),
             kind=RowKind(**manifest["rows"]),
             layout=Layout(names, shapes),
             linear=linear,
@@ -395,6 +442,7 @@ def plan(
     damping: float | None = None,
     weight_decay: float = 0.0,
     label_key: str | None = None,
+    processes: int = 1,
 ) -> Plan:
     """What `Curvature.fit` would do with these choices, its memory and its time; only a trial is computed.
 
@@ -402,13 +450,19 @@ def plan(
     of a request of 100 samples, or of 1 % of them where that is less; and, where the most faithful way is not the
     chosen one, parts of the model that fit, with the `parameters=` that asks for each. How long `matrix_free` takes for
     a request of a network depends on the damping: without `damping` or `weight_decay` it is not told.
+
+    `processes`: of a fit by so many (docs/scale.md), `memory_budget` being of each; then also how much each sends.
     """
+    if processes < 1:
+        raise InvalidSetting(f"processes must be at least 1, not {processes}.")
     data = as_batches(data, label_key)
     if iter(data) is data:
         raise InvalidData("plan() would use up an iterator's first batch; pass a DataLoader or a list.")
     wanted = Wanted(rows, rows_per_batch, 0, as_choice(structure), blocks, dtype)
     known = None if damping is None and not weight_decay else check_damping(damping, weight_decay)
-    return prepare(model, loss_fn, parameters, data, wanted, memory_budget, damping=known, with_parts=True).plan
+    return prepare(
+        model, loss_fn, parameters, data, wanted, memory_budget, damping=known, with_parts=True, processes=processes
+    ).plan
 
 
 def part_note(layout: Layout) -> str:
@@ -436,9 +490,15 @@ def check_scale(scale: float) -> float:
     return float(scale)
 
 
-def restore_structure(saved: dict[str, Any], tensors: dict[str, Tensor], linear: LinearShape | None) -> Structure:
+def restore_structure(
+    saved: dict[str, Any], tensors: dict[str, Tensor], linear: LinearShape | None, group: Group
+) -> Structure:
     if saved["kind"] not in STORED:
         raise BrokenArtefact(f"Unknown structure '{saved['kind']}' in the manifest.")
+    if "tiles" in saved:
+        return SharedLowRank.from_state(tensors, saved, saved["ridge"], linear, group)
+    if saved["kind"] == SharedDense.kind and group.size > 1:
+        return SharedDense.from_state(tensors, saved, saved["ridge"], linear, group)
     return STORED[saved["kind"]].from_state(tensors, saved, saved["ridge"], linear)
 
 
@@ -446,11 +506,19 @@ def merge_shards(shards: Sequence[Curvature], expected: int | None = None) -> Cu
     if not shards:
         raise InvalidSetting("Merging needs at least one shard.")
     first = shards[0]
-    if any(_shared(s) != _shared(first) or abs(s.damping - first.damping) > 1e-12 * first.damping for s in shards):
-        raise InvalidSetting(
-            "Shards must share model, loss, rows, structure, damping and weight decay, and the form of their samples: "
-            "with weights or without, with classes or with probabilities."
-        )
+    for place, shard in enumerate(shards):
+        for what, value in _shared(shard).items():
+            if value != _shared(first)[what]:
+                raise InvalidSetting(
+                    f"Shard {place} has another {what} than shard 0. Shards must share model, loss, rows, structure, "
+                    "damping and weight decay, and the form of their samples: with weights or without, with classes or "
+                    "with probabilities."
+                )
+        if abs(shard.damping - first.damping) > 1e-12 * first.damping:
+            raise InvalidSetting(
+                f"Shard {place} has another damping than shard 0, {shard.damping:.6g} and {first.damping:.6g}. Shards "
+                "must share model, loss, rows, structure, damping and weight decay."
+            )
     repeats, notes = _check_shards(shards, expected)
     merged = first
     for shard in shards[1:]:
@@ -469,13 +537,17 @@ def merge_shards(shards: Sequence[Curvature], expected: int | None = None) -> Cu
     return replace(merged, repeats=repeats, notes=notes)
 
 
-def _shared(shard: Curvature) -> tuple[Any, ...]:
+def _shared(shard: Curvature) -> dict[str, Any]:
     """What all shards of one curvature have."""
-    blocks = shard.structure.settings().get("blocks")
-    return (
-        shard.fingerprint, shard.kind, shard.loss, shard.weight_decay, shard.weighted, shard.soft,
-        type(shard.structure), blocks,
-    )  # fmt: skip
+    return {
+        "model": shard.fingerprint,
+        "kind of rows": shard.kind,
+        "loss": shard.loss,
+        "weight decay": shard.weight_decay,
+        "form of samples": (shard.weighted, shard.soft),
+        "structure": type(shard.structure),
+        "set of blocks": shard.structure.settings().get("blocks"),
+    }
 
 
 def _check_shards(shards: Sequence[Curvature], expected: int | None) -> tuple[int | None, tuple[str, ...]]:
@@ -490,11 +562,15 @@ def _check_shards(shards: Sequence[Curvature], expected: int | None) -> tuple[in
     if len(shards) == 1:
         return shards[0].repeats, notes
     known = [digests for shard in shards if (digests := known_samples(shard)) is not None]
-    doubled = any(_same_sums(a, b) for i, a in enumerate(shards) for b in shards[:i]) or any(
-        len(a) > FEW and np.isin(a, b).all() for a, b in itertools.permutations(known, 2)
-    )
-    if expected is None and doubled:
-        raise InvalidData(f"All samples of one shard are in another one too. If it is meant, pass n={total}.")
+    twice = next(((i, j) for j, a in enumerate(shards) for i, b in enumerate(shards[:j]) if _same_sums(a, b)), None)
+    if twice is None and len(known) == len(shards):
+        pairs = ((i, j) for i, j in itertools.permutations(range(len(known)), 2))
+        twice = next((p for p in pairs if len(known[p[0]]) > FEW and np.isin(known[p[0]], known[p[1]]).all()), None)
+    if expected is None and twice is not None:
+        raise InvalidData(
+            f"All samples of one shard are in another one too: of shard {twice[0]} in shard {twice[1]}. If it is "
+            f"meant, pass n={total}."
+        )
     if len(known) < len(shards):
         unknown = f"Whether shards share samples is not known: '{shards[0].structure.kind}' does not keep which it has."
         return None, notes if expected is not None else (*notes, unknown)

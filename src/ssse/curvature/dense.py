@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,13 @@ class DenseBuilder(Builder):
         ]
         return DenseStructure(self.blocks, grams, ridge)
 
+    def since_last(self) -> dict[str, Tensor]:
+        return {f"{i}.square": square for i, square in enumerate(self.squares)}
+
+    def take_in(self, tensors: dict[str, Tensor]) -> None:
+        for i, square in enumerate(self.squares):
+            square += tensors[f"{i}.square"]
+
 
 class DenseStructure(Structure):
     """M, block-diagonal. Exact where one block covers all of θ, or where the blocks do not interact."""
@@ -60,27 +67,30 @@ class DenseStructure(Structure):
     def dtype(self) -> torch.dtype:
         return self.grams[0].square.dtype
 
+    def pairs(self) -> Iterator[tuple[Block, DampedGram]]:
+        return zip(self.blocks, self.grams, strict=True)
+
     def solve(self, v: Tensor) -> Tensor:
-        out = torch.empty_like(v)
-        for block, gram in zip(self.blocks, self.grams, strict=True):
+        out = torch.zeros_like(v)
+        for block, gram in self.pairs():
             part = block.take(v).to(self.dtype)
             block.put(out, gram.solve(part[:, None])[:, 0].to(v.dtype))
         return out
 
     def solve_measured(self, v: Tensor) -> tuple[Tensor, float | None]:
-        out, squared = torch.empty_like(v), 0.0
-        for block, gram in zip(self.blocks, self.grams, strict=True):
+        out, squared = torch.zeros_like(v), 0.0
+        for block, gram in self.pairs():
             solved = refine(_solving(gram), _multiplying(gram, gram.ridge), block.take(v), self.dtype)
             block.put(out, solved.x.to(v.dtype))
             squared += solved.residual**2
         return out, relative_residual(squared**0.5, v)
 
     def leave_out(self, rows: HeldRows, v: Tensor, ridge: float) -> LeftOut:
-        rows = rows.to(self.dtype)
-        out = torch.empty_like(v)
+        rows = rows.to(self.dtype) if self.grams else rows
+        out = torch.zeros_like(v)
         worst, where, total, indefinite = torch.zeros(1, dtype=torch.float64), "", 0.0, False
         squared = 0.0
-        for block, gram in zip(self.blocks, self.grams, strict=True):
+        for block, gram in self.pairs():
             part = _leave_out_of_block(gram, rows, block, block.take(v).to(self.dtype), ridge)
             block.put(out, part.solved.x.to(v.dtype))
             squared += part.solved.residual**2
@@ -92,7 +102,7 @@ class DenseStructure(Structure):
 
     def remove(self, rows: Iterable[HeldRows], ridge: float) -> DenseStructure:
         squares = [gram.gram() for gram in self.grams]
-        for part in rows:
+        for part in rows if squares else ():
             part = part.to(self.dtype)
             for block, square in zip(self.blocks, squares, strict=True):
                 part.add_gram(square, block, sign=-1.0)
@@ -114,10 +124,7 @@ class DenseStructure(Structure):
 
     def solve_error(self, v: Tensor) -> tuple[float, str]:
         """The largest measured relative error of `solve(v)` over the blocks, and the block it is in."""
-        errors = [
-            (gram.solve_error(block.take(v).to(self.dtype)), block.name)
-            for block, gram in zip(self.blocks, self.grams, strict=True)
-        ]
+        errors = [(gram.solve_error(block.take(v).to(self.dtype)), block.name) for block, gram in self.pairs()]
         return max(errors)
 
     def state(self) -> dict[str, Tensor]:

@@ -25,6 +25,12 @@ class DiagonalBuilder(Builder):
     def build(self, ridge: float) -> DiagonalStructure:
         return DiagonalStructure(self.squares, ridge)
 
+    def since_last(self) -> dict[str, Tensor]:
+        return {"squares": self.squares}
+
+    def take_in(self, tensors: dict[str, Tensor]) -> None:
+        self.squares += tensors["squares"]
+
 
 class DiagonalStructure(Structure):
     """diag(RᵀR) + ridge. Rows are left out by subtracting their squares."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ssse.curvature.conjugate_gradients import Product
-from ssse.curvature.gram import DampedGram, factor_in_place, taken, weighted
+from ssse.curvature.gram import Factorised
 from ssse.curvature.lowered import lower_ridge, steps_to_lower, worth_iterating
 from ssse.curvature.refinement import Refined, refine
 from ssse.errors import NotPositiveDefinite, PrecisionLost
@@ -39,7 +39,7 @@ class Dual:
     """
 
     rows: Rows
-    gram: DampedGram
+    gram: Factorised
 
     def solve(self, v: Tensor) -> Refined:
         def product(x: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Dual:
         By the factor of all rows where few are left out and their damping is near; else by a new factor of the kernel
         of those that stay, which needs no pass over the rows either.
         """
-        steps = steps_to_lower(self.gram.ridge, ridge, self.gram.square.dtype)
+        steps = steps_to_lower(self.gram.ridge, ridge, self.gram.dtype)
         if not _are_few(index, self.gram):
             leverages = largest_leverage(self.gram, index)
             return DualLeftOut(self._solve_anew(index, v, ridge), leverages, all_leverages=False)
@@ -61,7 +61,7 @@ class Dual:
         corner = columns[index].double()  # (A⁻¹)_SS
         leverages = _leverages(corner, self.gram.ridge)
         inner, info = torch.linalg.cholesky_ex(corner)
-        if int(info) or not worth_iterating(3 * steps, len(self.gram.square)):  # three solutions, mostly
+        if int(info) or not worth_iterating(3 * steps, self.gram.size):  # three solutions, mostly
             del columns
             return DualLeftOut(self._solve_anew(index, v, ridge), leverages, all_leverages=True)
 
@@ -88,11 +88,11 @@ class Dual:
         return DualLeftOut(solved, leverages, all_leverages=True)
 
     def solve_error(self, v: Tensor) -> float:
-        return self.gram.solve_error(self.rows.times(v.to(self.gram.square.dtype)).to(self.gram.square.dtype))
+        return self.gram.solve_error(self.rows.times(v.to(self.gram.dtype)).to(self.gram.dtype))
 
     def _solve_anew(self, index: Tensor, v: Tensor, ridge: float) -> Refined:
         """(R₋SR₋Sᵀ + ridge·I)⁻¹ by a factor of its own, for this one solution."""
-        factor = KeptFactor.of(self.gram, index, ridge)
+        factor = self.gram.without(index, ridge)
         return self._refined(v, factor.solve, self._product_without(index, ridge), ridge)
 
     def _product_without(self, index: Tensor, ridge: float) -> Product:
@@ -112,50 +112,23 @@ class Dual:
         def once(w: Tensor) -> Tensor:
             return (w - self.rows.transposed_times(dual_solve(self.rows.times(w)))) / ridge
 
-        refined = refine(once, product, v, self.gram.square.dtype)
+        refined = refine(once, product, v, self.gram.dtype)
         if not refined.lost <= REFINABLE:
             raise PrecisionLost(
                 f"The dual form loses {refined.lost:.0%} of its solution in block '{self.gram.name}' to rounding in "
-                f"{self.gram.square.dtype}: the rows are large over the damping. Use dtype=torch.float64 or a larger "
+                f"{self.gram.dtype}: the rows are large over the damping. Use dtype=torch.float64 or a larger "
                 "damping."
             )
         return refined
 
 
-@dataclass(frozen=True)
-class KeptFactor:
-    """The factor of the kernel of those rows that stay, without the kernel: for one request."""
-
-    lower: Tensor
-    kept: Tensor  # places
-
-    @classmethod
-    def of(cls, gram: DampedGram, index: Tensor, ridge: float, weights: Tensor | None = None) -> KeptFactor:
-        """Without the rows at `index`; with weights other than the kernel's own, where some are given."""
-        stays = torch.ones(len(gram.square), dtype=torch.bool, device=index.device)
-        stays[index] = False
-        kept = stays.nonzero()[:, 0]
-        square = taken(gram.square, kept)  # one copy, in which the factor is made
-        weights = gram.weights if weights is None else weights
-        if weights is not None:
-            weighted(square, weights[kept])
-        return cls(factor_in_place(square, ridge, gram.name), kept)
-
-    def solve(self, b: Tensor) -> Tensor:
-        """Of shape (B,), zero at the rows that do not stay."""
-        half = torch.linalg.solve_triangular(self.lower, b[self.kept, None], upper=False)
-        y = torch.zeros_like(b)
-        y[self.kept] = torch.linalg.solve_triangular(self.lower.mT, half, upper=True)[:, 0]
-        return y
-
-
-def largest_leverage(gram: DampedGram, index: Tensor) -> Tensor:
+def largest_leverage(gram: Factorised, index: Tensor) -> Tensor:
     """Of I − ridge·(A⁻¹)_SS, from below: a few rounds of subspace iteration, since its columns are too many."""
     generator = torch.Generator().manual_seed(0)
-    basis = torch.randn(len(index), TRIED, generator=generator, dtype=torch.float64).to(gram.square)
+    basis = torch.randn(len(index), TRIED, generator=generator, dtype=torch.float64).to(gram.device, gram.dtype)
 
     def image(x: Tensor) -> Tensor:
-        whole = torch.zeros(len(gram.square), x.shape[1], dtype=x.dtype, device=x.device)
+        whole = torch.zeros(gram.size, x.shape[1], dtype=x.dtype, device=x.device)
         whole[index] = x
         return x - gram.ridge * gram.solve(whole)[index]
 
@@ -165,17 +138,17 @@ def largest_leverage(gram: DampedGram, index: Tensor) -> Tensor:
     return values[-1:].clamp_max(1.0)
 
 
-def leverages_of(gram: DampedGram, index: Tensor) -> tuple[Tensor, bool]:
+def leverages_of(gram: Factorised, index: Tensor) -> tuple[Tensor, bool]:
     """Of the rows at these places, descending, and whether they are all; else the largest alone, from below."""
     if not _are_few(index, gram):
         return largest_leverage(gram, index), False
     return _leverages(inverse_columns(gram, index)[index].double(), gram.ridge), True
 
 
-def inverse_columns(gram: DampedGram, index: Tensor) -> Tensor:
+def inverse_columns(gram: Factorised, index: Tensor) -> Tensor:
     """A⁻¹E_S."""
-    square, count = gram.square, len(index)
-    unit = torch.zeros(len(square), count, dtype=square.dtype, device=square.device)
+    count = len(index)
+    unit = torch.zeros(gram.size, count, dtype=gram.dtype, device=gram.device)
     unit[index, torch.arange(count, device=unit.device)] = 1
     return gram.solve(unit)
 
@@ -185,6 +158,6 @@ def _leverages(corner: Tensor, ridge: float) -> Tensor:
     return (1 - ridge * torch.linalg.eigvalsh((corner + corner.mT) / 2)).clamp_max(1.0)
 
 
-def _are_few(index: Tensor, gram: DampedGram) -> bool:
+def _are_few(index: Tensor, gram: Factorised) -> bool:
     """Whether a column of the inverse for each is cheaper than a new factor, or cheap in any case."""
-    return len(index) <= FEW or SIZE_PER_COLUMN * len(index) <= len(gram.square)
+    return len(index) <= FEW or SIZE_PER_COLUMN * len(index) <= gram.size

@@ -12,6 +12,7 @@ from ssse.curvature.conjugate_gradients import usual_tolerance
 from ssse.curvature.costs import speeds_of
 from ssse.curvature.extent import Extent
 from ssse.curvature.trial import Pace, Trial
+from ssse.curvature.wire import cost_together, wire_of_fit
 from ssse.problem.derivatives.vectorised import AT_A_TIME
 from ssse.problem.parameters import Block, BlockChoice, Layout, LinearShape, make_blocks
 from ssse.problem.problem import Problem
@@ -54,6 +55,8 @@ class Plan:
         way: how rows are taken, where it is not the usual way.
         part: of the parameters that were asked about, in the word that `parameters=` takes; empty: all of them.
         size: numbers in θ.
+        processes: that fit together: memory and seconds are of each, `stored_bytes` of all.
+        wire_bytes: that each of them sends.
         reason: why this one. others: the ways that were compared with it, the most faithful first.
     """
 
@@ -73,6 +76,8 @@ class Plan:
     way: str = ""
     part: str = ""
     size: int = 0
+    processes: int = 1
+    wire_bytes: int = 0
     reason: str = ""
     others: tuple[Plan, ...] = ()
 
@@ -85,25 +90,31 @@ class Plan:
         """The same whenever and wherever the same is planned: without how long it may take here."""
         return (
             f"{self._rows()}, {self._structure()}, {str(self.dtype).removeprefix('torch.')}: "
-            f"{human_bytes(self.fit_bytes)} to fit, {human_bytes(self.stored_bytes)} on disk"
+            f"{human_bytes(self.fit_bytes)} to fit{self._each()}, {human_bytes(self.stored_bytes)} on disk"
         )
 
     def table(self) -> str:
         """Every way that was compared, the most faithful first, the chosen one marked."""
         samples = f"{self.asked:,} sample{'s' if self.asked > 1 else ''}" if self.asked else "some samples"
-        lines = [("", "θ", "rows", "structure", "memory", "on disk", "fit", f"request of {samples}")]
+        lines = [("", "θ", "rows", "structure", "memory", "on disk", "fit", f"request of {samples}", "sent")]
         for plan in self.others:
             asked = "not known" if plan.request_seconds is None else human_seconds(plan.request_seconds)
             steps = f" ({plan.steps} steps)" if plan.steps is not None and plan.request_seconds is not None else ""
             memory, disk = human_bytes(plan.fit_bytes), human_bytes(plan.stored_bytes)
             lines.append(
                 ("→" if picked(self, plan) else "", plan._part(), plan._rows(), plan._structure(), memory, disk,
-                 human_seconds(plan.seconds), asked + steps + plan._refit())
+                 human_seconds(plan.seconds), asked + steps + plan._refit(), human_bytes(plan.wire_bytes))
             )  # fmt: skip
+        if self.processes == 1:
+            lines = [line[:-1] for line in lines]
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
         return "\n".join(
             "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines
         )
+
+    def _each(self) -> str:
+        several = f" on each of {self.processes} processes, {human_bytes(self.wire_bytes)} sent by each"
+        return several if self.processes > 1 else ""
 
     def _part(self) -> str:
         size = human_count(self.size)
@@ -151,6 +162,7 @@ class Task:
         n: samples, where known. budget: bytes of memory that a plan may take. trial: what one sample costs.
         free: bytes at this moment, which a plan is held against once it is made; None: not asked.
         damping: λ, where it is known: it decides how many steps conjugate gradients take.
+        processes: that fit together; `budget` and `free` are of each.
     """
 
     problem: Problem
@@ -161,6 +173,7 @@ class Task:
     trial: Trial
     free: int | None = None
     damping: float | None = None
+    processes: int = 1
 
 
 def estimate(task: Task, way: Wanted) -> Plan:
@@ -188,16 +201,20 @@ def estimate(task: Task, way: Wanted) -> Plan:
         samples, rows, math.ceil(samples / group), dim, kept, linear, blocks, size, task.budget, asked, dtype
     )
     cost = way.structure.cost(extent)
+    if task.processes > 1:
+        cost = cost_together(way.structure, extent, cost, task.processes)
+    wire = wire_of_fit(way.structure, extent, weighted=kind.name == "margin" and linear is None)
+    here = math.ceil(samples / task.processes)
     trial, speeds = task.trial, speeds_of(problem.device, way.structure.working(dtype))
     backward = per_sample if formed else 1  # rows that are not formed take one backward pass, whatever their number
-    pace, calls = _pace_of_rows(trial, kind, linear, per_sample if formed else 0), math.ceil(samples / group)
-    read = pace.seconds(samples, calls)
+    pace, calls = _pace_of_rows(trial, kind, linear, per_sample if formed else 0), math.ceil(here / group)
+    read = pace.seconds(here, calls)
     steps = _steps(task, extent, way.structure) if isinstance(way.structure, MatrixFree) else None
     request = trial.start_seconds + speeds.seconds(cost.request) + (pace + trial.forward * 3).seconds(asked, 1)
     if isinstance(way.structure, MatrixFree):
-        step = None if trial.product is None else trial.product.seconds(samples + asked, calls + 1)
+        step = None if trial.product is None else trial.product.seconds(here + asked, calls + 1)
         if linear is not None:
-            step = speeds.seconds(way.structure.solving(extent))
+            step = speeds.seconds(way.structure.solving(extent)) / task.processes
         # The training data is read once more, since a stored curvature does not know it.
         request = None if steps is None or step is None else request + (steps + 1) * step + read
     return Plan(
@@ -218,6 +235,8 @@ def estimate(task: Task, way: Wanted) -> Plan:
         steps=steps,
         way="" if linear is not None or isinstance(way.structure, MatrixFree) else problem.derivatives.in_words,
         size=dim,
+        processes=task.processes,
+        wire_bytes=int(wire.sent(task.processes)),
     )
 
 

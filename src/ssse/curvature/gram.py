@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -46,6 +47,18 @@ class DampedGram:
         square.tril_().add_(factor.mT)
         return cls(square, pivots, ridge, name, weights)
 
+    @property
+    def size(self) -> int:
+        return len(self.square)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.square.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.square.device
+
     def half_solve(self, v: Tensor) -> Tensor:
         """H v with HᵀH = (G + ridge·I)⁻¹, G with its weights, for v of shape (B, q)."""
         half = torch.linalg.solve_triangular(self.square.mT, v, upper=False, unitriangular=True)
@@ -83,10 +96,44 @@ class DampedGram:
         return weights * symmetric_product(self.square, weights * x) + self.ridge * x
 
     def solve_error(self, v: Tensor) -> float:
-        """Relative error of `solve(v)`, measured by one step of refinement with a float64 residual."""
-        x = self.solve(v[:, None]).double()
-        correction = self.solve((v[:, None].double() - self.product(x)).to(v.dtype)).double()
-        return float(correction.norm() / x.norm().clamp_min(torch.finfo(torch.float64).tiny))
+        return measured_error(self, v)
+
+    def without(self, index: Tensor, ridge: float) -> KeptFactor:
+        return KeptFactor.of(self, index, ridge)
+
+
+class Factorised(Protocol):
+    """A damped kernel with its factor, wherever its parts are."""
+
+    ridge: float
+    name: str
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+    def solve(self, v: Tensor) -> Tensor: ...
+    def product(self, x: Tensor) -> Tensor: ...
+    def of(self, kept: Tensor, ridge: float) -> Factorised: ...
+    def with_ridge(self, ridge: float) -> Factorised: ...
+    def without(self, index: Tensor, ridge: float) -> Kept: ...
+    def solve_error(self, v: Tensor) -> float: ...
+    def to(self, device: torch.device) -> Factorised: ...
+
+
+class Kept(Protocol):
+    """The factor of the kernel of those rows that stay."""
+
+    def solve(self, b: Tensor) -> Tensor: ...
+
+
+def measured_error(gram: Factorised, v: Tensor) -> float:
+    """Relative error of `gram.solve(v)`, measured by one step of refinement with a float64 residual."""
+    x = gram.solve(v[:, None]).double()
+    correction = gram.solve((v[:, None].double() - gram.product(x)).to(v.dtype)).double()
+    return float(correction.norm() / x.norm().clamp_min(torch.finfo(torch.float64).tiny))
 
 
 def symmetric_product(lower: Tensor, x: Tensor, strip: int = 1024) -> Tensor:
@@ -142,3 +189,30 @@ def check_factor(factor: Tensor, info: Tensor, ridge: float, name: str) -> None:
             f"Block '{name}' ({len(factor)}×{len(factor)}, nλ = {ridge:.3g}, {factor.dtype}) is not positive "
             f"definite at pivot {int(info)}. Use a larger damping, or dtype=torch.float64."
         )
+
+
+@dataclass(frozen=True)
+class KeptFactor:
+    """The factor of the kernel of those rows that stay, without the kernel: for one request."""
+
+    lower: Tensor
+    kept: Tensor  # places
+
+    @classmethod
+    def of(cls, gram: DampedGram, index: Tensor, ridge: float, weights: Tensor | None = None) -> KeptFactor:
+        """Without the rows at `index`; with weights other than the kernel's own, where some are given."""
+        stays = torch.ones(len(gram.square), dtype=torch.bool, device=index.device)
+        stays[index] = False
+        kept = stays.nonzero()[:, 0]
+        square = taken(gram.square, kept)  # one copy, in which the factor is made
+        weights = gram.weights if weights is None else weights
+        if weights is not None:
+            weighted(square, weights[kept])
+        return cls(factor_in_place(square, ridge, gram.name), kept)
+
+    def solve(self, b: Tensor) -> Tensor:
+        """Of shape (B,), zero at the rows that do not stay."""
+        half = torch.linalg.solve_triangular(self.lower, b[self.kept, None], upper=False)
+        y = torch.zeros_like(b)
+        y[self.kept] = torch.linalg.solve_triangular(self.lower.mT, half, upper=True)[:, 0]
+        return y

@@ -35,19 +35,24 @@ class LowRankBuilder(Builder):
     than that of the rows. The few numbers of a linear model's rows are then kept in it too.
     """
 
+    keeps_rows = True
+
     def __init__(
         self,
         salt: bytes = b"",
         dtype: torch.dtype | None = None,
         blocks: Sequence[Block] = (),
         kernel_dtype: torch.dtype | None = None,
+        linear: LinearShape | None = None,
     ) -> None:
         self.salt: bytes = salt
         self.dtype: torch.dtype | None = dtype
         self.blocks: tuple[Block, ...] = tuple(blocks)
         self.kernel_dtype: torch.dtype | None = kernel_dtype
+        self.linear: LinearShape | None = linear
         self.parts: list[HeldRows] = []
         self.waiting: list[HeldRows] = []
+        self.marked: int = 0  # parts that are kept elsewhere
 
     def add(self, rows: HeldRows) -> None:
         rows = rows if self.dtype is None else rows.to(self.dtype)
@@ -64,11 +69,24 @@ class LowRankBuilder(Builder):
             self.parts.append(join_rows(self.waiting))
             self.waiting = []
 
+    def since_last(self) -> dict[str, Tensor]:
+        self.close_tile()
+        fresh = self.parts[self.marked :]
+        return StackedRows(fresh).tensors() if fresh else {}
+
+    def take_in(self, tensors: dict[str, Tensor]) -> None:
+        self.close_tile()
+        self.parts += rows_from_tensors(tensors, self.linear).parts if tensors else []
+
+    def mark(self) -> None:
+        self.close_tile()
+        self.marked = len(self.parts)
+
     def kernel(self, block: Block | None = None) -> Tensor:
         """RRᵀ on and below the diagonal, over the columns of one block, or over all; of margins ∇φ∇φᵀ."""
         self.close_tile()
-        apart = _weights_of(self.parts) is not None
-        parts = [_columns(part, block or everything(part.dim), apart) for part in self.parts]
+        apart = weights_of(self.parts) is not None
+        parts = [columns_of(part, block or everything(part.dim), apart) for part in self.parts]
         count = sum(part.count for part in parts)
         sample = next(iter(self.parts[0].tensors().values()))
         dtype = self.kernel_dtype or sample.dtype
@@ -84,7 +102,7 @@ class LowRankBuilder(Builder):
 
     def build(self, ridge: float) -> LowRankStructure:
         self.close_tile()
-        blocks, weights = self.blocks or (everything(self.parts[0].dim),), _weights_of(self.parts)
+        blocks, weights = self.blocks or (everything(self.parts[0].dim),), weights_of(self.parts)
         grams = []
         for block in blocks:
             square = self.kernel(block)
@@ -93,13 +111,13 @@ class LowRankBuilder(Builder):
         return LowRankStructure(StackedRows(self.parts), blocks, grams, ridge, self.salt)
 
 
-def _weights_of(parts: Sequence[HeldRows]) -> Tensor | None:
+def weights_of(parts: Sequence[HeldRows]) -> Tensor | None:
     """Of rows that keep them apart, all of them: their kernel is without. Earlier versions stored them multiplied."""
     margins = [part for part in parts if isinstance(part, MarginRows)]
     return torch.cat([part.weights for part in margins]) if len(margins) == len(parts) else None
 
 
-def _columns(part: HeldRows, block: Block, apart: bool) -> SlabRows:
+def columns_of(part: HeldRows, block: Block, apart: bool) -> SlabRows:
     """Without the weights where they are kept apart."""
     return (part.unweighted if apart and isinstance(part, MarginRows) else part).columns(block)
 
@@ -122,19 +140,17 @@ class LowRankStructure(Structure):
     )
     keeps_remainder = False
 
-    def __init__(
-        self, rows: StackedRows, blocks: Sequence[Block], grams: Sequence[DampedGram], ridge: float, salt: bytes
-    ):
-        self.rows: StackedRows = rows
+    def __init__(self, rows: Any, blocks: Sequence[Block], grams: Sequence[Any], ridge: float, salt: bytes):
+        self.rows: Any = rows  # StackedRows; of several processes SharedRows
         self.blocks: tuple[Block, ...] = tuple(blocks)
-        self.grams: tuple[DampedGram, ...] = tuple(grams)
+        self.grams: tuple[Any, ...] = tuple(grams)  # DampedGram; of several processes SharedKernel
         self.ridge: float = ridge
         self.salt: bytes = salt
 
     @property
     def kernel_dtype(self) -> torch.dtype:
         """That everything is solved in; the rows may be in a narrower one."""
-        return self.grams[0].square.dtype
+        return self.grams[0].dtype
 
     def solve_measured(self, v: Tensor) -> tuple[Tensor, float | None]:
         out, squared = torch.empty_like(v), 0.0
@@ -168,12 +184,10 @@ class LowRankStructure(Structure):
         keep[index] = False
         kept = keep.nonzero()[:, 0]
         grams = [gram.of(kept, ridge) for gram in self.grams]
-        return LowRankStructure(self.rows.select(kept), self.blocks, grams, ridge, self.salt)
+        return type(self)(self.rows.select(kept), self.blocks, grams, ridge, self.salt)
 
     def with_ridge(self, ridge: float) -> LowRankStructure:
-        return LowRankStructure(
-            self.rows, self.blocks, [gram.with_ridge(ridge) for gram in self.grams], ridge, self.salt
-        )
+        return type(self)(self.rows, self.blocks, [gram.with_ridge(ridge) for gram in self.grams], ridge, self.salt)
 
     def merged(self, other: LowRankStructure, ridge: float) -> LowRankStructure:
         widest = torch.promote_types(self.kernel_dtype, other.kernel_dtype)
@@ -187,7 +201,7 @@ class LowRankStructure(Structure):
 
     def state(self) -> dict[str, Tensor]:
         tensors = self.rows.tensors()
-        for name, gram in zip(_stored_names(len(self.grams)), self.grams, strict=True):
+        for name, gram in zip(stored_names(len(self.grams)), self.grams, strict=True):
             tensors[f"{name}.square"] = gram.square
             tensors[f"{name}.pivots"] = gram.pivots
         return tensors
@@ -200,8 +214,8 @@ class LowRankStructure(Structure):
         blocks = [Block(name, tuple((a, b) for a, b in ranges)) for name, ranges in settings.get("blocks", ())]
         blocks = blocks or [everything(rows.dim)]
         grams = []
-        for name, block in zip(_stored_names(len(blocks)), blocks, strict=True):
-            square, weights = state[f"{name}.square"], _weights_of(rows.parts)
+        for name, block in zip(stored_names(len(blocks)), blocks, strict=True):
+            square, weights = state[f"{name}.square"], weights_of(rows.parts)
             apart = None if weights is None else weights.to(square)
             grams.append(DampedGram(square, state[f"{name}.pivots"], ridge, block.name, apart))
         return cls(rows, blocks, grams, ridge, bytes.fromhex(settings["salt"]))
@@ -229,7 +243,7 @@ class LowRankStructure(Structure):
         """
         places = find_places(_digest_list(rows), _digest_list(self.rows))
         stored = [place for place in places if place is not None]
-        device = self.grams[0].square.device
+        device = self.grams[0].device
         return torch.tensor(stored, dtype=torch.long, device=device), len(places) - len(stored)
 
     def _duals(self) -> Iterator[tuple[Block, Dual]]:
@@ -237,7 +251,7 @@ class LowRankStructure(Structure):
             yield block, Dual(self.rows.columns(block), gram)
 
 
-def _stored_names(blocks: int) -> list[str]:
+def stored_names(blocks: int) -> list[str]:
     """Of the kernels; a single one has the name from before there were blocks."""
     return ["dual"] if blocks == 1 else [f"dual.{i}" for i in range(blocks)]
 

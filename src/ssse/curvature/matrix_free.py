@@ -16,6 +16,7 @@ from ssse.errors import InvalidSetting
 from ssse.problem.parameters import LinearShape
 from ssse.rows.autodiff import held
 from ssse.rows.held import HeldRows, Rows
+from ssse.system.group import ALONE, Group
 
 RowSource = Callable[[], Iterable[Rows]]
 
@@ -51,6 +52,7 @@ class MatrixFreeStructure(Structure):
         tolerance: float | None = None,
         max_iterations: int = 1000,
         watch: Watch | None = None,
+        group: Group = ALONE,
     ):
         self.source: RowSource | None = source
         self.ridge: float = ridge
@@ -58,6 +60,7 @@ class MatrixFreeStructure(Structure):
         self.tolerance: float | None = tolerance
         self.max_iterations: int = max_iterations
         self.watch: Watch | None = watch
+        self.group: Group = group  # each process has a part of the rows
 
     def solve_measured(self, v: Tensor) -> tuple[Tensor, float | None]:
         solved, _ = self._iterate(v, self.ridge)
@@ -82,18 +85,22 @@ class MatrixFreeStructure(Structure):
             preconditioner = preconditioner.remove((held(part) for part in rows), ridge)
         return MatrixFreeStructure(None, ridge, preconditioner, self.tolerance, self.max_iterations)
 
-    def bound(self, source: RowSource) -> MatrixFreeStructure:
-        return MatrixFreeStructure(source, self.ridge, self.preconditioner, self.tolerance, self.max_iterations)
+    def bound(self, source: RowSource, group: Group = ALONE) -> MatrixFreeStructure:
+        return MatrixFreeStructure(
+            source, self.ridge, self.preconditioner, self.tolerance, self.max_iterations, group=group
+        )
 
     def watched(self, watch: Watch) -> MatrixFreeStructure:
         """The same for one solution that somebody looks at; what is made from it is not watched."""
         return MatrixFreeStructure(
-            self.source, self.ridge, self.preconditioner, self.tolerance, self.max_iterations, watch
+            self.source, self.ridge, self.preconditioner, self.tolerance, self.max_iterations, watch, self.group
         )
 
     def with_ridge(self, ridge: float) -> MatrixFreeStructure:
         preconditioner = None if self.preconditioner is None else self.preconditioner.with_ridge(ridge)
-        return MatrixFreeStructure(self.source, ridge, preconditioner, self.tolerance, self.max_iterations)
+        return MatrixFreeStructure(
+            self.source, ridge, preconditioner, self.tolerance, self.max_iterations, group=self.group
+        )
 
     def _iterate(self, v: Tensor, ridge: float, without: Rows | None = None) -> tuple[Solved, float]:
         """Solve M₋S x = v, with the damping `ridge`; also the largest share of pᵀMp that R_S had along any direction p
@@ -129,11 +136,12 @@ class MatrixFreeStructure(Structure):
                 "A matrix-free curvature holds no rows: pass the training data, ssse.erase(..., data=train_loader); "
                 "after an erasure, the training data that remains."
             )
-        product = ridge * p
+        product = torch.zeros_like(p)
         for rows in self.source():
             product += rows.transposed_times(rows.times(p))
             if self.watch is not None:
                 self.watch.rows(rows.count)
+        product = self.group.sum(product) + ridge * p
         removed = torch.zeros_like(p) if without is None else without.transposed_times(without.times(p))
         return product - removed, removed
 

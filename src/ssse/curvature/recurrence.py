@@ -40,6 +40,13 @@ class RecurrenceBuilder(Builder):
             )
         return RecurrenceStructure(self.blocks, self.inverses, self.n, ridge)
 
+    def since_last(self) -> dict[str, Tensor]:
+        return {f"{i}.inverse": inverse for i, inverse in enumerate(self.inverses)}
+
+    def take_in(self, tensors: dict[str, Tensor]) -> None:
+        """Only before the first row: one recurrence goes on, and two cannot be joined."""
+        self.inverses = [tensors[f"{i}.inverse"] for i in range(len(self.inverses))]
+
 
 def rank_one_update(inverse: Tensor, g: Tensor, n: float) -> None:
     u = inverse @ g

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ssse.curvature.dual import KeptFactor, leverages_of
-from ssse.curvature.gram import DampedGram, symmetric_product
+from ssse.curvature.dual import leverages_of
+from ssse.curvature.gram import DampedGram, KeptFactor, symmetric_product
 from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.refinement import relative_residual
 from ssse.curvature.structure import LeftOut, Structure
@@ -186,6 +186,10 @@ def reweight(structure: LowRankStructure, rows: StackedRows, v: Tensor, ridge: f
 
 def check_reweighting(structure: Structure) -> None:
     """Whether there are margins, and a kernel of all of them."""
+    if isinstance(structure, LowRankStructure) and not isinstance(structure.rows, StackedRows):
+        raise InvalidSetting(
+            "Re-weighting is for one process. Save the curvature, and load it in a process of its own."
+        )
     if not isinstance(structure, LowRankStructure) or len(margin_parts(structure.rows)) < len(structure.rows.parts):
         raise InvalidSetting(
             'Re-weighting is for networks with rows="margin" and structure="lowrank", whose margins and their kernel '

@@ -122,13 +122,30 @@ class Structure(ABC):
 
 
 class Builder(ABC):
-    """Takes rows in, batch by batch, then gives the structure."""
+    """Takes rows in, batch by batch, then gives the structure.
+
+    Attributes:
+        keeps_rows: whether what it holds grows with the rows; else they are summed.
+    """
+
+    keeps_rows: ClassVar[bool] = False
 
     @abstractmethod
     def add(self, rows: HeldRows) -> None: ...
 
     @abstractmethod
     def build(self, ridge: float) -> Structure: ...
+
+    @abstractmethod
+    def since_last(self) -> dict[str, Tensor]:
+        """What it holds, for `take_in` of another one; where it keeps rows, those since the last `mark`."""
+
+    @abstractmethod
+    def take_in(self, tensors: dict[str, Tensor]) -> None:
+        """What another one held."""
+
+    def mark(self) -> None:  # noqa: B027  # may be nothing
+        """What it holds has been kept elsewhere."""
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,25 @@ from ssse.rows.held import HeldRows, StackedRows
 class TruncatedBuilder(Builder):
     """Keeps every row until the end, then their `rank` leading singular directions."""
 
-    def __init__(self, rank: int, dtype: torch.dtype | None = None):
+    keeps_rows = True
+
+    def __init__(self, rank: int, dtype: torch.dtype | None = None, linear: LinearShape | None = None):
         if rank < 1:
             raise InvalidSetting(f"rank must be at least 1, not {rank}.")
         self.rank = rank
-        self.full: LowRankBuilder = LowRankBuilder(dtype=dtype)
+        self.full: LowRankBuilder = LowRankBuilder(dtype=dtype, linear=linear)
 
     def add(self, rows: HeldRows) -> None:
         self.full.add(rows)
+
+    def since_last(self) -> dict[str, Tensor]:
+        return self.full.since_last()
+
+    def take_in(self, tensors: dict[str, Tensor]) -> None:
+        self.full.take_in(tensors)
+
+    def mark(self) -> None:
+        self.full.mark()
 
     def build(self, ridge: float) -> TruncatedStructure:
         """In float64 throughout: eigenvectors of small eigenvalues of RRᵀ lose orthogonality in float32."""
@@ -36,16 +47,21 @@ class TruncatedBuilder(Builder):
         dtype = next(iter(self.full.parts[0].tensors().values())).dtype
         self.full.parts = [part.to(torch.float64) for part in self.full.parts]
         rows = StackedRows(self.full.parts)
-        values, vectors = torch.linalg.eigh(self.full.kernel())  # of the lower triangle, ascending
-        floor = float(values[-1]) * len(values) * torch.finfo(values.dtype).eps
-        rank = min(self.rank, int((values > floor).sum()))
-        if rank == 0:
-            raise InvalidData("Every row is zero; there is no direction to keep.")
-        vectors, values = vectors[:, -rank:], values[-rank:]
+        values, vectors = leading(self.full.kernel(), self.rank)
         basis = torch.linalg.qr(rows.transposed_times(vectors) / values.sqrt()).Q  # Vᵀ = Σ⁻¹UᵀR, made orthonormal
         inside = rows.times(basis)
         core = DampedGram.factorise((inside.mT @ inside).to(dtype), ridge, "directions")
         return TruncatedStructure(basis.mT.contiguous().to(dtype), core, ridge)
+
+
+def leading(kernel: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Its largest eigenvalues, ascending, and their vectors; of the lower triangle, and at most those above zero."""
+    values, vectors = torch.linalg.eigh(kernel)
+    floor = float(values[-1]) * len(values) * torch.finfo(values.dtype).eps
+    kept = min(rank, int((values > floor).sum()))
+    if kept == 0:
+        raise InvalidData("Every row is zero; there is no direction to keep.")
+    return values[-kept:], vectors[:, -kept:]
 
 
 class TruncatedStructure(Structure):

@@ -42,6 +42,8 @@ from ssse.problem.weighted_loss import unweighted
 from ssse.rows.held import HeldRows, StackedRows
 from ssse.rows.kinds import Measured, measure, measure_held
 from ssse.rows.score_sums import ScoreSums
+from ssse.system.digests import digest_bytes, digest_named
+from ssse.system.group import current_group
 from ssse.system.memory import human_bytes, spare_memory
 
 if TYPE_CHECKING:
@@ -276,6 +278,9 @@ def erase_from(
     check_reweight(curvature, reweight, leave_out, scale)
     scale = check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
     problem, samples = read_matching(view, curvature, loss_fn, forget)
+    group = current_group(problem.device)
+    settings = (scale, leave_out, residual, reweight, policy, sorted(override))
+    group.agree(lambda: {"request": digest_named(_digests_of(samples)), "choice of settings": settings})
     if curvature.probe is not None and (held := curvature.probe.holds(samples.batches)):
         raise InvalidData(
             f"{held} of the samples to forget are in the probe that the curvature keeps, and would stay there. Give it "
@@ -325,6 +330,7 @@ def erase_from(
     )
     refuse_impossible(diagnostics, solved, curvature)
 
+    group.spread(solved.solution, 0)  # equal but for rounding: now to the last bit, on whatever processes they are
     exact = origin + scale * solved.solution
     if not bool(torch.isfinite(exact).all()):
         raise Refused(diagnostics.refused("The step is NaN or infinite."))
@@ -391,6 +397,11 @@ def erase_from(
 def _at_origin(problem: Problem, curvature: Curvature) -> Problem:
     """Where the rows of the curvature are: at the model's θ, or where its joint stream began."""
     return problem if curvature.joint is None else problem.moved(curvature.joint.theta)
+
+
+def _digests_of(samples: Samples) -> dict[str, str]:
+    """Of each batch; what processes that work together must have in common."""
+    return {str(i): digest_bytes(digest_samples(batch, b"").tobytes()) for i, batch in enumerate(samples.batches)}
 
 
 def _with_data(

@@ -125,6 +125,10 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         return self._source.read(self.sampler, self._size)
 
+    def at_places(self, places: np.ndarray) -> Batches:
+        """Some of these."""
+        return Batches(self._source, np.asarray(self.sampler)[places], self._size)
+
 
 class ArraySource(Source):
     """Samples along the first dimension of tensors, which may be mapped from a file and are only ever sliced."""

@@ -23,16 +23,20 @@ class KeyedBatches:
     """Batches of a loader, the labels of mappings found under a name."""
 
     def __init__(self, data: Iterable[Any], label_key: str):
-        self._data, self._label_key = data, label_key
+        self.inner: Iterable[Any] = data
+        self._label_key = label_key
 
     def __iter__(self) -> Iterator[Any]:
-        return (_keyed(batch, self._label_key) for batch in self._data)
+        return (_keyed(batch, self._label_key) for batch in self.inner)
+
+    def around(self, data: Iterable[Any]) -> KeyedBatches:
+        return KeyedBatches(data, self._label_key)
 
     def __getattr__(self, name: str) -> Any:
         """Its sampler and data set, for those who count samples."""
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._data, name)
+        return getattr(self.inner, name)
 
 
 def as_batches(data: Data, label_key: str | None = None) -> Iterable[Any]:

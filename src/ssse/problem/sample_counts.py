@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
 from ssse.errors import InvalidData
 from ssse.problem.batches import Batch, count_samples
 from ssse.problem.sample_digests import digest_samples
+from ssse.system.group import ALONE, Group
 
 KEY = b"counted, and not kept"
 FEW = 10  # different samples: of so few all may well be there twice
@@ -56,8 +58,35 @@ class SampleCounter:
                 self._digests.append(digest_samples(batch, KEY))
             yield batch
 
-    def counted(self) -> Counted:
-        return Counted.of(np.concatenate([np.empty(0, dtype=np.uint64), *self._digests]))
+    @property
+    def digests(self) -> np.ndarray:
+        """Of all samples so far, in their order."""
+        return np.concatenate([np.empty(0, dtype=np.uint64), *self._digests])
+
+    def include(self, digests: np.ndarray) -> None:
+        """Samples that passed by earlier."""
+        self._digests.insert(0, digests)
+
+    def counted(self, group: Group = ALONE) -> Counted:
+        """On all processes together: every digest goes to the one that counts it."""
+        mine = self.digests if group.size == 1 else _dealt(self.digests, group)
+        counted = Counted.of(mine)
+        if group.size == 1:
+            return counted
+        told = group.numbers(counted.total, counted.distinct, counted.times if counted.total else 0).long()
+        return Counted(int(told[:, 0].sum()), int(told[:, 1].sum()), int(np.gcd.reduce(told[:, 2].cpu().numpy())))
+
+    def on_several(self, group: Group) -> int:
+        """Different samples that more than one process has seen."""
+        _, each = np.unique(_dealt(np.unique(self.digests), group), return_counts=True)
+        return int(group.numbers(float((each > 1).sum())).sum())
+
+
+def _dealt(digests: np.ndarray, group: Group) -> np.ndarray:
+    """Those that this process counts, from all processes."""
+    owners = digests % np.uint64(group.size)
+    parts = [torch.from_numpy(digests[owners == rank].view(np.int64)).to(group.device) for rank in range(group.size)]
+    return group.exchange(parts).cpu().numpy().view(np.uint64)
 
 
 def count_at_hand(batches: Iterable[Batch]) -> Counted:
@@ -77,7 +106,7 @@ def check_expected(data: Any, expected: int | None) -> None:
     )
     total = count_samples(data) if certain else None
     if expected is not None and total not in (None, 0, expected):
-        raise InvalidData(_unexpected(expected, total or 0))
+        raise InvalidData(unexpected(expected, total or 0))
 
 
 def check_worker_split(data: Any, first: list[Batch], expected: int | None) -> None:
@@ -107,7 +136,7 @@ def check_counted(data: Any, counted: Counted, expected: int | None) -> tuple[st
     """
     total, notes = counted.total, []
     if expected is not None and total != expected:
-        raise InvalidData(_unexpected(expected, total) + _cause(data, counted))
+        raise InvalidData(unexpected(expected, total) + _cause(data, counted))
     length = _length(data)
     if expected is None and counted.all_repeated:
         raise InvalidData(
@@ -136,7 +165,7 @@ _SPLIT = (
 )
 
 
-def _unexpected(expected: int, total: int) -> str:
+def unexpected(expected: int, total: int) -> str:
     return f"n={expected} training samples were expected, and the data holds {total}."
 
 

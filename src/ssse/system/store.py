@@ -49,7 +49,8 @@ class Kind:
 CURVATURE = Kind("curvature", "the curvature of a PyTorch model", "Curvature.save", "ssse.Curvature.load(…)")
 ERASER = Kind("scikit-learn", "the sums of a scikit-learn model", "Eraser.save", "ssse.sklearn.Eraser.load(…)")
 TENSORS = Kind("tensors", "cached tensors", "`ssse reproduce`", "`ssse reproduce`")
-KINDS = {kind.name: kind for kind in (CURVATURE, ERASER, TENSORS)}
+CHECKPOINT = Kind("checkpoint", "a part of a fit", "Curvature.fit", "Curvature.fit(…, checkpoint=…)")
+KINDS = {kind.name: kind for kind in (CURVATURE, ERASER, TENSORS, CHECKPOINT)}
 
 
 def write_folder(
@@ -73,12 +74,30 @@ def write_folder(
         parts = _group_into_files(tensors)
         for name, group in parts.items():
             save_file({key: value.detach().cpu().contiguous() for key, value in group.items()}, temporary / name)
-        digests = _digests(parts)
-        forms = {key: _form(value) for key, value in tensors.items()}
-        about = {"format": FORMAT_VERSION, "kind": kind.name, "library": versions()}
-        body = {**about, **manifest, "tensors": digests, "forms": forms}
-        body["digest"] = _digest_manifest(body)
-        (temporary / MANIFEST).write_text(json.dumps(body, indent=1, ensure_ascii=False), encoding="utf-8")
+        write_manifest(temporary, kind, manifest, described(parts))
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a manifest says of tensors: file → tensor → digest, and tensor → dtype and shape."""
+
+    digests: dict[str, dict[str, str]]
+    forms: dict[str, list[Any]]
+
+    def __or__(self, other: Described) -> Described:
+        return Described(self.digests | other.digests, self.forms | other.forms)
+
+
+def described(parts: Mapping[str, Mapping[str, Tensor]]) -> Described:
+    """`parts`: file → tensors."""
+    return Described(_digests(parts), {key: _form(value) for group in parts.values() for key, value in group.items()})
+
+
+def write_manifest(folder: Path, kind: Kind, manifest: Mapping[str, Any], tensors: Described) -> None:
+    about = {"format": FORMAT_VERSION, "kind": kind.name, "library": versions()}
+    body = {**about, **manifest, "tensors": tensors.digests, "forms": tensors.forms}
+    body["digest"] = _digest_manifest(body)
+    (folder / MANIFEST).write_text(json.dumps(body, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def read_folder(

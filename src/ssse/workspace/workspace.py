@@ -16,6 +16,7 @@ from ssse.system.extras import needed_for
 from ssse.workspace import settings as toml
 from ssse.workspace.commands.log import read_log
 from ssse.workspace.commands.verify import verify
+from ssse.workspace.engines.processes import Others
 from ssse.workspace.record.answers import Answer
 from ssse.workspace.record.folder import Folder
 from ssse.workspace.record.ledger import Entry
@@ -86,12 +87,27 @@ class Workspace:
         return Created(cls(path), entry, seen)
 
     def fit(self, options: Options | None = None, *, again: bool = False, when_needed: bool = False) -> Fitted:
-        """The curvature; where it is there already, only `again`; `when_needed`: if that spares requests one."""
+        """The curvature; where it is there already, only `again`; `when_needed`: if that spares requests one.
+
+        Under torchrun the first process calls it, and the others `take_part`.
+        """
         from ssse.workspace.commands.fit import fit
 
-        with self._transaction("fit", options) as transaction:
-            settings = transaction.settings.with_options(options or {})
-            return fit(transaction, settings, self.say, again=again, progress=self.progress, when_needed=when_needed)
+        others, say, progress = Others(), self.say, self.progress
+        try:
+            with self._transaction("fit", options) as transaction:
+                settings = transaction.settings.with_options(options or {})
+                return fit(
+                    transaction, settings, say, again=again, progress=progress, when_needed=when_needed, others=others
+                )
+        finally:
+            others.ask(None)  # where there was nothing to do
+
+    def take_part(self) -> None:
+        """In the `fit` of the first process, which alone holds the workspace and writes its ledger."""
+        from ssse.workspace.commands.fit import take_part
+
+        take_part(self.folder.path)
 
     def calibrate(
         self,

@@ -17,7 +17,8 @@ from ssse.workspace.commands.refit import is_worthwhile, requests_since_fit, sca
 from ssse.workspace.engines.choice import engine_for
 from ssse.workspace.engines.data import UserData
 from ssse.workspace.engines.engine import Engine, Say
-from ssse.workspace.record.folder import SAMPLES
+from ssse.workspace.engines.processes import Order, Others, wait_for_order
+from ssse.workspace.record.folder import CURVATURE, FITTING, SAMPLES
 from ssse.workspace.record.ledger import Entry
 from ssse.workspace.record.membership import Membership, places_that_stay
 from ssse.workspace.record.transaction import Transaction
@@ -43,6 +44,7 @@ def fit(
     again: bool,
     progress: bool,
     when_needed: bool = False,
+    others: Others | None = None,
 ) -> Fitted:
     """Over the data that remains; where there is a curvature already, only `again`, or only if that is needed."""
     if when_needed and not again:
@@ -56,15 +58,38 @@ def fit(
     if last is not None and when_needed:
         measured = _measured_scale(transaction, settings)
         why = {"because": "worthwhile", "after_requests": requests_since_fit(transaction)}
-    fresh = take_curvature(transaction, settings, say, progress, measured)
+    checkpoint = transaction.folder.path / FITTING
+    fresh = take_curvature(transaction, settings, say, progress, measured, checkpoint, others)
     fresh.details.update(why)
     return Fitted(enter(transaction, fresh), now=True)
 
 
+def take_part(home: Path) -> None:
+    """What a process does beside the first one: it reads its share, and writes its part of the curvature."""
+    order = wait_for_order()
+    if order is None:
+        return
+    user_data = UserData(order.settings, home)
+    engine = engine_for(user_data)
+    model = engine.read_state(order.state, order.files)
+    batches = user_data.batches(user_data.train, order.places)
+    curvature, _ = engine.fit(model, batches, lambda needed: None, lambda text: None, order.checkpoint)
+    curvature.save(home / CURVATURE)  # where the first process says
+
+
 def take_curvature(
-    transaction: Transaction, settings: Settings, say: Say, progress: bool, measured: Any = None
+    transaction: Transaction,
+    settings: Settings,
+    say: Say,
+    progress: bool,
+    measured: Any = None,
+    checkpoint: Path | None = None,
+    others: Others | None = None,
 ) -> Fresh:
-    """Of the current model on what stays. `measured`: an ε of the curvature before, which the new one keeps."""
+    """Of the current model on what stays. `measured`: an ε of the curvature before, which the new one keeps.
+
+    `checkpoint`: a folder for what an interrupted fit has done. `others`: processes that take part.
+    """
     ledger, current = transaction.ledger, transaction.current
     user_data = UserData(settings, transaction.folder.path, progress)
     engine = engine_for(user_data)
@@ -77,11 +102,14 @@ def take_curvature(
         places = places_that_stay(transaction.folder.path / SAMPLES, ledger, digests)
         places = None if len(places) == len(digests) else places
     size = files.size_of(state)
+    if others is not None:
+        others.ask(Order(settings, state.resolve(), current.details["files"], places, checkpoint))
     curvature, described = engine.fit(
         model,
         user_data.batches(user_data.train, places),
         lambda needed: transaction.folder.check_space(needed + size),
         say,
+        checkpoint,
     )
     kept = None if measured is None else measured["scale"]
     if measured is not None:

@@ -105,8 +105,18 @@ class Engine(ABC):
         """Whether the settings can work, before the data is read."""
 
     @abstractmethod
-    def fit(self, model: Any, data: Batches, room: Callable[[int], None], say: Say) -> tuple[Any, dict[str, Any]]:
-        """The curvature, which has a `save`; and what the entry says. `room`: raises where the disk has not that."""
+    def fit(
+        self,
+        model: Any,
+        data: Batches,
+        room: Callable[[int], None],
+        say: Say,
+        checkpoint: Path | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """The curvature, which has a `save`; and what the entry says. `room`: raises where the disk has not that.
+
+        `checkpoint`: a folder for what an interrupted fit has done, where the engine goes on from there.
+        """
 
     @abstractmethod
     def load(self, folder: Path, model: Any) -> Any:

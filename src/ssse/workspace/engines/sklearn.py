@@ -146,7 +146,14 @@ class SklearnEngine(Engine):
 
     # ------------------------------------------------------------------------------------------- its sums
 
-    def fit(self, model: Any, data: Batches, room: Callable[[int], None], say: Say) -> tuple[Eraser, dict[str, Any]]:
+    def fit(
+        self,
+        model: Any,
+        data: Batches,
+        room: Callable[[int], None],
+        say: Say,
+        checkpoint: Path | None = None,
+    ) -> tuple[Eraser, dict[str, Any]]:
         self._check_columns(model, self.user_data.train)
         x, y = self._samples(data, "reading")
         budget, policy = self.settings.fit.memory_budget, self.settings.erase.policy

@@ -142,7 +142,12 @@ class TorchEngine(Engine):
             )
 
     def fit(
-        self, model: nn.Module, data: Batches, room: Callable[[int], None], say: Say
+        self,
+        model: nn.Module,
+        data: Batches,
+        room: Callable[[int], None],
+        say: Say,
+        checkpoint: Path | None = None,
     ) -> tuple[Curvature, dict[str, Any]]:
         chosen, started = self.settings.fit, 0.0
         gone = len(self.user_data.train) - len(data.sampler)  # erased before, and left out here
@@ -160,7 +165,7 @@ class TorchEngine(Engine):
                 rows_per_batch=chosen.rows_per_batch, structure=_structure(chosen), blocks=chosen.blocks,
                 parameters=self.settings.fit.parameters, dtype=chosen.dtype and getattr(torch, chosen.dtype),
                 memory_budget=chosen.memory_budget, seed=chosen.seed, progress=self.user_data.progress,
-                n=chosen.n and chosen.n - gone, on_plan=announce,
+                n=chosen.n and chosen.n - gone, on_plan=announce, checkpoint=checkpoint,
             )  # fmt: skip
         norm = None if curvature.gradient is None else float(curvature.gradient.norm())
         if norm is not None and not math.isfinite(norm):

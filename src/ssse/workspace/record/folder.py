@@ -39,7 +39,8 @@ MODELS = (WEIGHTS, SKOPS)  # names that the model of a state may have
 SAMPLES, PAGE = "samples.safetensors", "report.html"
 MAKERS = ("created", "fitted", "calibrated", "erased", "repaired", "reverted")  # entries that make a state
 # Beginnings of names before the rename; of ssse.toml with a sign that no editor puts behind its own.
-TEMPORARY = tuple(f".{name}" for name in (SEAL, PAGE, SAMPLES, "current", f"{toml.FILE}-"))
+FITTING = ".fit"  # what an interrupted fit has done; gone before anything is erased
+TEMPORARY = (FITTING, *(f".{name}" for name in (SEAL, PAGE, SAMPLES, "current", f"{toml.FILE}-")))
 STATES = "states"
 OTHERS = 0o077  # of a mode: what is not the owner's
 SPARE = 1 << 20  # bytes beside the state: ledger, seal

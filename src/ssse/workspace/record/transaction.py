@@ -19,6 +19,7 @@ from ssse.workspace.record.configuration import read_settings, recorded_settings
 from ssse.workspace.record.details import read_details
 from ssse.workspace.record.folder import (
     CURVATURE,
+    FITTING,
     MAKERS,
     MODELS,
     PAGE,
@@ -293,7 +294,9 @@ class Transaction:
     def _sweep(self) -> None:
         """Files that a killed process was about to rename."""
         for path in self.folder.path.glob(".*"):
-            if path.name.startswith(TEMPORARY):
+            if path.name == FITTING:
+                files.shred(path)  # it holds sums over samples, and may hold their rows
+            elif path.name.startswith(TEMPORARY):
                 files.remove(path)
 
     def _retire(self, state: Path, expected: Mapping[str, str]) -> None:

@@ -1,0 +1,262 @@
+"""Several processes give what one gives: curvature, solution, erased model; and load what others have saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+
+import ssse
+from ssse.curvature import kernel_steps
+from ssse.curvature.choices import Choice
+from ssse.curvature.lowrank import LowRankStructure
+from ssse.curvature.shared_dense import SharedDense
+from ssse.curvature.shared_lowrank import SharedLowRank
+from ssse.errors import InvalidData, InvalidSetting, NotPositiveDefinite
+from ssse.system.group import current_group
+from tests.support import problems
+from tests.support.groups import group_of, run_processes
+from tests.support.sizes import sized
+
+NEAR = 1e-9
+DAMPING = 1e-2
+WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "dense": ("dense", {"blocks": "one"}),
+    "dense in blocks": ("dense", {"blocks": 5}),
+    "lowrank": ("lowrank", {}),
+    "lowrank in blocks": ("lowrank", {"blocks": 7}),
+    "directions": (ssse.LowRank(rank=12), {}),
+    "diagonal": ("diagonal", {}),
+    "matrix-free": (ssse.MatrixFree("none", tolerance=1e-14), {}),
+    "matrix-free, preconditioned": (ssse.MatrixFree("dense", tolerance=1e-14), {}),
+}
+FORGET = slice(3, 7)
+
+
+def linear() -> problems.Sample:
+    return problems.linear("cross_entropy", n=61)  # of no number of processes a multiple
+
+
+def fit(sample: problems.Sample, way: str, rows: Any, data: Any = None, **more: Any) -> ssse.Curvature:
+    structure, options = WAYS[way]
+    given = sample.data if data is None else data
+    return ssse.Curvature.fit(
+        sample.model, sample.loss, given, damping=DAMPING, rows=rows, structure=structure, progress=False,
+        **options, **more,
+    )  # fmt: skip
+
+
+def answers(sample: problems.Sample, curvature: ssse.Curvature) -> dict[str, Tensor]:
+    """All that a structure is asked for."""
+    v = torch.randn(curvature.layout.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    data = sample.data if curvature.structure.reads_data else None
+    erasure = ssse.erase(
+        sample.model, curvature, sample.loss, sample.part(FORGET), data=data, override=ssse.BOUNDS, progress=False
+    )
+    assert curvature.gradient is not None
+    found = {
+        "solution": curvature.solve(v),
+        "another damping": curvature.with_damping(0.1).solve(v),
+        "step": erasure.step,
+        "gradient": curvature.gradient,
+        "numbers": torch.tensor([curvature.n, curvature.repeats or 0, curvature.mean_loss or 0.0]),
+        "leverage": torch.tensor([erasure.diagnostics.leverage_max or 0.0, erasure.diagnostics.leverage_sum or 0.0]),
+    }
+    if data is None:
+        found["after"] = erasure.curvature.solve(v)
+    return found
+
+
+def compare(found: dict[str, Tensor], wanted: dict[str, Tensor], what: str) -> None:
+    for name, value in wanted.items():
+        error = float((found[name] - value).norm() / value.norm().clamp_min(1e-300))
+        assert error < NEAR, f"{what}, {name}: {error:.1e}"
+
+
+KINDS = ("margin", "expected", "empirical", "sampled")
+ROWS = {way: KINDS[place % 4] for place, way in enumerate(WAYS)}  # every way and every kind at least once
+CASES = [("linear", way, rows) for way in WAYS for rows in sized((ROWS[way],), KINDS)]
+SAVED = ("dense in blocks", "lowrank", "lowrank in blocks", "directions", "diagonal")
+NETWORK = [("mlp", way, rows) for way, rows in [("dense in blocks", "expected"), ("lowrank", "margin")]]
+
+
+def sample_of(name: str) -> problems.Sample:
+    return linear() if name == "linear" else problems.mlp()
+
+
+def work(rank: int, folder: Path, truth: dict[tuple[str, str, str], dict[str, Tensor]]) -> None:
+    meeting = folder / "meeting"
+    with group_of(rank, 4, meeting):
+        for name, way, rows in CASES:
+            sample = sample_of(name)
+            curvature = fit(sample, way, rows)
+            compare(answers(sample, curvature), truth[name, way, rows], f"4 processes, {way}, {rows}")
+            if way in SAVED and rows == ROWS[way]:
+                curvature.save(folder / way)
+        check_forms_of_data(rank, truth)
+        check_refusals(rank)
+        check_kinds_of_structures()
+        check_other_steps(truth)
+        check_conjugate_gradients(folder, truth)
+    for processes in (3, 2):
+        with group_of(rank, processes, meeting) as inside:
+            for way in SAVED if inside and processes == 3 else ():
+                curvature, wanted = ssse.Curvature.load(folder / way), truth["linear", way, ROWS[way]]
+                compare(answers(linear(), curvature), wanted, f"loaded by {processes}, {way}")
+            for name, way, rows in NETWORK if inside and processes == 2 else ():
+                sample = sample_of(name)
+                compare(answers(sample, fit(sample, way, rows)), truth[name, way, rows], f"2 processes, {way}, {rows}")
+
+
+def check_forms_of_data(rank: int, truth: dict[tuple[str, str, str], dict[str, Tensor]]) -> None:
+    """A loader over all, with or without a sampler for several processes; each process's own stream; mini-batches."""
+    sample = linear()
+    wanted = truth["linear", "dense", ROWS["dense"]]
+    dataset = TensorDataset(sample.x, sample.y)
+    shuffled = DataLoader(dataset, batch_size=7, shuffle=True)
+    padded = DataLoader(dataset, batch_size=7, sampler=DistributedSampler(dataset))
+    for what, data in {"shuffled": shuffled, "padded": padded, "bare": dataset, "stream": Stream(sample, rank)}.items():
+        compare(answers(sample, fit(sample, "dense", ROWS["dense"], data)), wanted, what)
+    wrapped = DistributedDataParallel(sample.model)
+    curvature = ssse.Curvature.fit(
+        wrapped, sample.loss, sample.data, damping=DAMPING, rows="margin", structure="dense", progress=False
+    )
+    compare({"solution": curvature.solve(torch.ones(18).double())}, {"solution": truth["ones", "", ""]["x"]}, "DDP")
+    joined = fit(sample, "dense", "empirical", rows_per_batch=4)
+    compare({"solution": joined.solve(torch.ones(18).double())}, {"solution": truth["joined", "", ""]["x"]}, "joined")
+
+
+def check_conjugate_gradients(folder: Path, truth: dict[tuple[str, str, str], dict[str, Tensor]]) -> None:
+    """On the kernel, where a factor would cost more: here nothing is too much."""
+    kernel_steps.COLUMNS = 0
+    curvature = fit(linear(), "lowrank in blocks", ROWS["lowrank in blocks"])
+    assert isinstance(curvature.structure, SharedLowRank)
+    assert all(kernel.iterates for kernel in curvature.structure.grams)
+    compare(
+        answers(linear(), curvature),
+        truth["linear", "lowrank in blocks", ROWS["lowrank in blocks"]],
+        "conjugate gradients",
+    )
+    curvature.save(folder / "by steps")
+    kernel_steps.COLUMNS = 104
+
+
+def check_other_steps(truth: dict[tuple[str, str, str], dict[str, Tensor]]) -> None:
+    """They run on every process, and come to the same on each."""
+    found = other_steps()
+    compare(found, truth["others", "", ""], "calibrate, evaluate, repair")
+    current_group().agree(lambda: {"repaired model": found["repaired"].tolist()})
+
+
+def other_steps() -> dict[str, Tensor]:
+    sample, few = linear(), linear().part(FORGET)
+    curvature = fit(sample, "dense in blocks", "expected")
+    chosen = ssse.calibrate(
+        sample.model, curvature, sample.loss, few, method="line_search", data=sample.data, progress=False
+    )
+    erased = ssse.erase(sample.model, curvature, sample.loss, few, override=ssse.BOUNDS, progress=False)
+    table = ssse.evaluate({"original": sample.model, "erased": erased.model}, {"forgotten": few}, progress=False)
+    training = ssse.Training(epochs=2, learning_rate=0.01)
+    rest = sample.part(slice(7, None))
+    mended = ssse.repair(erased.model, rest, sample.loss, forget=few, training=training, epochs=2, progress=False)
+    return {
+        "scale": torch.tensor([chosen.scale]),
+        "table": torch.tensor([len(str(table))]).double(),
+        "repaired": torch.cat([p.detach().flatten() for p in mended.model.parameters()]),
+    }
+
+
+class Stream(IterableDataset):
+    """This process's own part, in an order of its own."""
+
+    def __init__(self, sample: problems.Sample, rank: int, processes: int = 4):
+        self.places = list(range(len(sample.x)))[rank::processes][::-1]
+        self.sample = sample
+
+    def __iter__(self):
+        return iter([(self.sample.x[[i]], self.sample.y[[i]]) for i in self.places])
+
+
+def check_refusals(rank: int) -> None:
+    """On every process, by one sentence that says where it is."""
+    sample = linear()
+    with pytest.raises(InvalidData, match="came to more than one process"):
+        fit(sample, "dense", "margin", iter(sample.data))
+    with pytest.raises(InvalidSetting, match=r"structure='recurrence' goes on from one sample to the next"):
+        ssse.Curvature.fit(sample.model, sample.loss, sample.data, damping=DAMPING, structure="recurrence")
+    other = problems.linear("cross_entropy", n=61, seed=rank // 2)
+    with pytest.raises(InvalidSetting, match="Rank 2 of 4 has another model than rank 0"):
+        ssse.Curvature.fit(other.model, sample.loss, sample.data, damping=DAMPING, structure="dense")
+    with pytest.raises(InvalidSetting, match=r"Rank 3 of 4 has another damping than rank 0: 0\.02, and there 0\.01"):
+        ssse.Curvature.fit(
+            sample.model, sample.loss, sample.data, damping=0.02 if rank == 3 else 0.01, structure="dense"
+        )
+    with pytest.raises(InvalidSetting, match="Rank 1 of 4 has another choice of settings than rank 0"):
+        fit(sample, "dense", "margin" if rank != 1 else "expected")
+    short = sample.part(slice(0, 40)) if rank == 1 else sample.data
+    with pytest.raises(InvalidSetting, match="Rank 1 of 4 has another number of samples than rank 0: 40, and there 61"):
+        fit(sample, "dense", "margin", short)
+    with pytest.raises(InvalidData, match="fewer than the 4 processes"):
+        fit(sample, "dense", "margin", sample.part(slice(0, 3)))
+    broken = sample.x.clone()
+    broken[0] = torch.nan
+    with pytest.raises(InvalidData, match="NaN" if rank == 1 else "Rank 1 of 4: .*NaN"):
+        fit(sample, "dense", "margin", [(broken, sample.y)] if rank == 1 else sample.data)
+    curvature = fit(sample, "dense", "margin")
+    with pytest.raises(InvalidSetting, match="Rank 2 of 4 has another request than rank 0"):
+        ssse.erase(sample.model, curvature, sample.loss, sample.part(slice(rank // 2, 4)), progress=False)
+    with pytest.raises(NotPositiveDefinite, match="^no" if rank == 2 else "Rank 2 of 4: no"):
+        fail_at(2, rank)
+
+
+def fail_at(where: int, rank: int) -> None:
+    with current_group().together():
+        if rank == where:
+            raise NotPositiveDefinite("no")
+
+
+def check_kinds_of_structures() -> None:
+    sample = linear()
+    assert isinstance(fit(sample, "dense in blocks", "margin").structure, SharedDense)
+    structure = fit(sample, "lowrank", "margin").structure
+    assert isinstance(structure, SharedLowRank)
+    own = len(structure.rows.tiles.rows_of(structure.group.rank))
+    assert structure.grams[0].square.shape == (own, 61)
+    assert 0 < own < 61
+
+
+@pytest.mark.long
+def test_several_processes_are_one(tmp_path: Path):
+    truth = {}
+    for case in (*CASES, *NETWORK):
+        sample = sample_of(case[0])
+        truth[case] = answers(sample, fit(sample, case[1], case[2]))
+    ones, sample = torch.ones(18).double(), linear()
+    truth["ones", "", ""] = {"x": fit(sample, "dense", "margin").solve(ones)}
+    truth["joined", "", ""] = {"x": fit(sample, "dense", "empirical", rows_per_batch=4).solve(ones)}
+    truth["others", "", ""] = other_steps()
+    run_processes(work, 4, tmp_path, truth)
+    for way in SAVED:
+        loaded = ssse.Curvature.load(tmp_path / way)
+        compare(answers(linear(), loaded), truth["linear", way, ROWS[way]], f"loaded by one, {way}")
+    loaded = ssse.Curvature.load(tmp_path / "by steps")
+    compare(
+        answers(linear(), loaded), truth["linear", "lowrank in blocks", ROWS["lowrank in blocks"]], "factorised by one"
+    )
+    assert len(list((tmp_path / "lowrank").glob("part-*.safetensors"))) == 4
+    assert type(ssse.Curvature.load(tmp_path / "lowrank").structure) is LowRankStructure
+
+
+def test_conjugate_gradients_are_for_large_kernels_alone():
+    assert not kernel_steps.are_cheaper(100_000, 200)
+    assert kernel_steps.are_cheaper(1_000_000, 200)
+
+
+def test_a_choice_says_whether_it_can_be_shared():
+    kinds = {choice.kind: choice.shared for choice in Choice.__subclasses__()}
+    assert kinds == {"dense": True, "lowrank": True, "matrix_free": True, "diagonal": True, "recurrence": False}
