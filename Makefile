@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: venv demo test test-long test-random lint check bench clean
+.PHONY: venv demo docs test test-long test-random lint check bench dist wheel-test release clean
 
 venv: $(READY)
 
@@ -16,6 +16,12 @@ $(READY): pyproject.toml constraints.txt witness.txt
 
 demo: venv
 	$(BIN)/ssse demo
+
+# Into out/site; notebooks and examples are run, two at a time, and whatever is wrong ends it.
+docs: export OMP_NUM_THREADS = 1
+docs: venv
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/sphinx-build --jobs 2 --fail-on-warning --quiet --conf-dir docs . out/site
+	@echo 'The site: out/site/index.html'
 
 test: lint check
 
@@ -38,5 +44,21 @@ test-random: venv
 bench: venv
 	$(BIN)/python benchmarks/run.py
 
+# Wheel and sdist: the same bytes from the same commit, whenever they are made.
+dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+dist: venv
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/twine check --strict dist/*
+
+# The wheel in empty environments: `ssse demo` with everything, the README's code with the core alone.
+wheel-test: dist
+	$(BIN)/python packaging/clean_room.py dist/ssse-*.whl
+
+# What a release uploads; refused where the project's address is not known.
+release: wheel-test
+	@unzip -p dist/ssse-*.whl '*/METADATA' | grep -q '^Project-URL: Source' \
+		|| { echo "No address: set repository in pyproject.toml under [tool.hatch.metadata.hooks.custom]." >&2; exit 1; }
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis out
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis out dist docs/gallery

@@ -1,4 +1,4 @@
-"""Write what `ssse reproduce` found into the project's README, from results/*/results.json.
+"""Write what `ssse reproduce` found into docs/reproduction.md, from results/*/results.json.
 
 python benchmarks/reproduced.py
 """
@@ -13,7 +13,7 @@ from typing import Any
 from summary import markdown
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "reproduction.md"
 MARK = re.compile(r"<!-- reproduced -->\n.*?<!-- end -->", re.DOTALL)
 
 NOTHING, FLOOR = "the original model: nothing erased", "noise floor: two retrained seeds"
@@ -70,7 +70,7 @@ def _gap(entry: dict[str, Any] | None) -> str:
 
 
 def main() -> None:
-    README.write_text(MARK.sub(f"<!-- reproduced -->\n{table()}\n<!-- end -->", README.read_text()))
+    PAGE.write_text(MARK.sub(f"<!-- reproduced -->\n{table()}\n<!-- end -->", PAGE.read_text()))
 
 
 if __name__ == "__main__":

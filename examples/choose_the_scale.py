@@ -1,4 +1,7 @@
-"""The paper's own setting, empirical rows over all of the data, needs a scale ε: four ways to choose it.
+"""Choose the scale ε
+==================
+
+The paper's own setting, empirical rows over all of the data, needs a scale ε: four ways to choose it.
 
 Then λ beside ε, as a heat map. What was chosen is stored with the curvature, and `ssse.erase` uses it.
 """

@@ -1,4 +1,7 @@
-"""One customer of a churn model asks to be deleted: text and numbers, a pipeline, and what a refit would have said.
+"""One customer leaves
+===================
+
+One customer of a churn model asks to be deleted: text and numbers, a pipeline, and what a refit would have said.
 
 She is the only customer who pays by cheque, so that forgetting her can be seen: the model's opinion of cheques goes to
 zero. What the encoder and the scaler learned from her stays, and the outcome says so.
@@ -12,6 +15,7 @@ import sys
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from sklearn.compose import make_column_transformer
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
@@ -27,6 +31,7 @@ except ImportError:
 
 TEXTS, NUMBERS = ["contract", "internet", "payment"], ["tenure", "monthly_charges", "support_calls"]
 CUSTOMERS, SHE = 5000, 1234
+COLOURS = "#666666", "#0072B2", "#D55E00"
 
 
 def customers(seed: int = 0) -> tuple[pd.DataFrame, pd.Series]:
@@ -60,6 +65,22 @@ def new_columns() -> Any:
 
 def coefficients(model: Any) -> np.ndarray:
     return np.append(model["churn"].coef_.ravel(), model["churn"].intercept_)
+
+
+def draw(models: dict[str, Any]) -> Figure:
+    """What each model thinks of the ways to pay."""
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    ax = figure.add_subplot()
+    columns = list(models["trained"]["columns"].get_feature_names_out())
+    ways = [column for column in columns if "payment" in column]
+    for place, (name, model) in enumerate(models.items()):
+        heights = [coefficients(model)[columns.index(way)] for way in ways]
+        ax.bar(np.arange(len(ways)) + 0.27 * (place - 1), heights, 0.25, label=name, color=COLOURS[place])
+    ax.set_xticks(range(len(ways)), [way.rpartition("_")[2] for way in ways])
+    ax.axhline(0, color="black", linewidth=0.8)
+    ax.set(ylabel="coefficient", title="She alone pays by cheque")
+    ax.legend(frameon=False)
+    return figure
 
 
 def main() -> None:
@@ -96,6 +117,7 @@ def main() -> None:
     print(f"  the scaler's mean charge   {scaler.mean_[1]:.4f}; without her {new_scaler.mean_[1]:.4f}")
 
     same = 100 * (erased.predict(rest) == with_new_columns.predict(rest)).mean()
+    draw({"trained": model, "erased": erased, "refit without her": refit}).savefig("churn_customer.svg")
     print(
         f"\nShown: her row alone brings the classifier to where a refit is, but for {distance / step:.0e} of the step."
         f"\nA refit with new transformers says the same of {same:.2f} % of the rest; only that forgets her there too."

@@ -1,7 +1,10 @@
-"""A network forgets half of the threes: SSSE beside its baselines, and everything beside the noise floor.
+"""Methods side by side
+====================
+
+A network forgets half of the threes: SSSE beside its baselines, and everything beside the noise floor.
 
 Three retrained models of different seeds say how much two honest retrainings differ: a gap below that floor means
-nothing.
+nothing. The same from the command line is `ssse compare`.
 """
 
 import torch
@@ -10,18 +13,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import ssse
-from ssse import baselines
 from ssse.demo import Digits
 
 DECAY = 1e-3
-digits = Digits.load()
-train, test = TensorDataset(digits.x, digits.y), TensorDataset(digits.test_x, digits.test_y)
-forget, same = digits.members(3, 0.5), digits.test_y == 3
 
 
-def fit_network(batches, seed=0):
+def fit_network(batches):
     """Near a minimum of (1/n) Σ ℓᵢ + (w/2)‖θ‖², where second-order steps are at home."""
-    torch.manual_seed(seed)
     inputs, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     model = nn.Sequential(nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10)).double()
     optimiser = torch.optim.LBFGS(model.parameters(), max_iter=200, history_size=20, line_search_fn="strong_wolfe")
@@ -37,27 +35,19 @@ def fit_network(batches, seed=0):
     return model.eval()
 
 
-data = [(digits.x, digits.y)]
-request = [(digits.x[forget], digits.y[forget])]
-model = fit_network(data)
-arguments = (model, None, "cross_entropy", request)
+digits = Digits.load()
+train, test = TensorDataset(digits.x, digits.y), TensorDataset(digits.test_x, digits.test_y)
+torch.manual_seed(0)
+model = fit_network([(digits.x, digits.y)])
 
-curvature = ssse.Curvature.fit(model, "cross_entropy", data, weight_decay=DECAY)
-diagonal = ssse.Curvature.fit(
-    model, "cross_entropy", data, weight_decay=DECAY, structure="diagonal", rows="empirical", progress=False
+comparison = ssse.compare(
+    model,
+    "cross_entropy",
+    ssse.four_splits(train, digits.members(3, 0.5), test, digits.test_y == 3),
+    weight_decay=DECAY,
+    retrain=fit_network,
+    seeds=3,
+    settings={"gradient ascent": {"scale": 0.3}, "fine-tuning": {"epochs": 5}},
 )
-retrained = [
-    baselines.retrain(*arguments, train=lambda kept, seed=seed: fit_network(kept, seed), data=data) for seed in range(3)
-]
-models = {
-    "original": model,
-    "SSSE": ssse.erase(model, curvature, "cross_entropy", request).model,
-    "gradient ascent": baselines.gradient_ascent(*arguments, scale=0.3, weight_decay=DECAY).model,
-    "IU": baselines.influence_unlearning(*arguments, data=data).model,
-    "fine-tuning": baselines.fine_tuning(*arguments, data=data, epochs=5, weight_decay=DECAY).model,
-    "SSD": baselines.selective_synaptic_dampening(model, diagonal, "cross_entropy", request).model,
-    "retrained": [each.model for each in retrained],
-}
-table = ssse.evaluate(models, ssse.four_splits(train, forget, test, same), loss_fn="cross_entropy", weight_decay=DECAY)
-print(table)
-table.figure().savefig("compare_methods.svg")
+print(comparison)
+comparison.figure().savefig("compare_methods.svg")

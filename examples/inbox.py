@@ -1,4 +1,7 @@
-"""An inbox of deletion requests, answered one after another: a folder of files, each with the samples to forget.
+"""An inbox of requests
+====================
+
+An inbox of deletion requests, answered one after another: a folder of files, each with the samples to forget.
 
 python examples/inbox.py
 """

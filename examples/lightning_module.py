@@ -1,4 +1,7 @@
-"""Images leave a LightningModule: trained with Trainer, fitted and erased from as it is, retrained to compare.
+"""A LightningModule
+=================
+
+Images leave a LightningModule: trained with Trainer, fitted and erased from as it is, retrained to compare.
 
 What goes into ssse is the module itself, in eval mode, the loss of its training_step, and the weight decay of its
 optimiser. What comes back is a new module of the same class, without the trainer of the old one.

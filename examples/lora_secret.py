@@ -1,4 +1,7 @@
-"""LoRA adapters of a small GPT have learnt one author's texts and a secret by heart; both are erased in one step.
+"""A secret in LoRA adapters
+=========================
+
+LoRA adapters of a small GPT have learnt one author's texts and a secret by heart; both are erased in one step.
 
 The model reads characters. It is trained here, on the manual that ships with Python; then its adapters are tuned on
 docstrings of a few modules, the authors, among which a phrase with a secret is planted. Exposure says how well the

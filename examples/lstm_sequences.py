@@ -1,4 +1,7 @@
-"""Wrong entries leave an LSTM that tells languages apart: sequences of several lengths, packed inside of the model.
+"""Wrong entries leave an LSTM
+===========================
+
+Wrong entries leave an LSTM that tells languages apart: sequences of several lengths, packed inside of the model.
 
 The numbers from 0 to 99 are written out in English, German and Italian; somebody filed the German thirties under
 Italian. Batches are padded, each to its own length, and an `attention_mask` says what is padding: a sample is then the
@@ -6,6 +9,7 @@ same one in whatever batch it comes. Rows of packed sequences are taken one samp
 """
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 
@@ -105,5 +109,11 @@ print(curvature)
 print(next(note for note in curvature.notes if note.startswith("Rows")))
 print(f"{len(wrong)} of {len(words)} words go, German ones called Italian; verdict: {erasure.diagnostics.verdict}")
 print(f"{'':<10} those called Italian, %   others filed right, %")
+figure = Figure(figsize=(7, 3.2), layout="constrained")
+ax = figure.add_subplot()
 for name, candidate in (("before", model), ("after", erasure.model), ("retrained", retrained)):
-    print(f"{name:<10} {chance_of_label(candidate, wrong)[0]:>22.1f} {chance_of_label(candidate, others)[1]:>23.1f}")
+    italian, right = chance_of_label(candidate, wrong)[0], chance_of_label(candidate, others)[1]
+    print(f"{name:<10} {italian:>22.1f} {right:>23.1f}")
+    ax.bar([f"thirties\n{name}", f"others\n{name}"], [italian, right], color=["#D55E00", "#0072B2"])
+ax.set(ylabel="%", ylim=(0, 100), title="German thirties called Italian, and others filed right")
+figure.savefig("lstm_sequences.svg")

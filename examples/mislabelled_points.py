@@ -1,7 +1,10 @@
-"""8 % of the labels were wrong, somebody found out which: erase those points, and the test accuracy comes back.
+"""Wrong labels go
+===============
+
+8 % of the labels were wrong, somebody found out which: erase those points, and the test accuracy comes back.
 
 Without them the model becomes surer of everything, so this is a hard case: erasing reads only them and goes most of
-the way to the refit; `refine` reads what remains too, and goes the rest. Draws out/mislabelled_points.png.
+the way to the refit; `refine` reads what remains too, and goes the rest. Draws mislabelled_points.svg.
 
 python examples/mislabelled_points.py
 """
@@ -63,7 +66,7 @@ def main(picture: Path) -> None:
         refits.append(accuracy(refit))
         print(f"{(~stays).sum():>8}{one_by_one[-1]:>14.1f}{refined[-1]:>14.1f}{refits[-1]:>9.1f}")
 
-    draw(one_by_one, refined, refits, accuracy(clean)).savefig(picture, dpi=160)
+    draw(one_by_one, refined, refits, accuracy(clean)).savefig(picture)
     whole_way = np.linalg.norm(coefficients(trained) - coefficients(refit))
     ways = [1 - np.linalg.norm(coefficients(each) - coefficients(refit)) / whole_way for each in (erased, nearer)]
     print(f"\nwith the right labels from the start: {accuracy(clean):.1f}\n")
@@ -101,6 +104,5 @@ def draw(one_by_one: list[float], refined: list[float], refits: list[float], cle
 
 
 if __name__ == "__main__":
-    Path("out").mkdir(exist_ok=True)
     with threadpool_limits(1):  # matrices this small gain nothing from threads
-        main(Path("out") / "mislabelled_points.png")
+        main(Path("mislabelled_points.svg"))

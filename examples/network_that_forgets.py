@@ -1,4 +1,7 @@
-"""A network forgets a tenth of its data for good: gradient ascent hides it, a long second-order step erases it.
+"""A network forgets for good
+==========================
+
+A network forgets a tenth of its data for good: gradient ascent hides it, a long second-order step erases it.
 
 Three in ten labels of scikit-learn's digits are drawn at random, so that there is something to remember that nothing
 else teaches. A small convolutional network with BatchNorm learns all of it by heart; then sixty samples must go. How
@@ -6,6 +9,7 @@ far the step goes is chosen by a few short repairs, from those samples and some 
 """
 
 import torch
+from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -81,9 +85,20 @@ for name, model in (
 
 print()
 print("does it come back? S along eight epochs on what stays:")
-for name, model in (("step and repair", erased.model), ("retrained", retrained)):
+figure = Figure(figsize=(7, 3.6), layout="constrained")
+ax = figure.add_subplot()
+for name, model, style in (
+    ("gradient ascent", ascended.model, "s--"),
+    ("step and repair", erased.model, "o-"),
+    ("retrained", retrained, "^:"),
+):
     later = ssse.metrics.resurfacing(
         model, batches(retained), batches(forget), "cross_entropy", held_out=batches(held_out),
         learning_rate=RATE / 8, batch_size=SIZE, weight_decay=DECAY, progress=False,
     )  # fmt: skip
     print(f"{name:22}", "  ".join(f"{moment.accuracy:.1%}" for moment in later.moments))
+    epochs, shares = zip(*((moment.epoch, 100 * (moment.accuracy or 0)) for moment in later.moments), strict=True)
+    ax.plot(epochs, shares, style, label=name)
+ax.set(xlabel="epochs on what stays", ylabel="S right, %", ylim=(0, 100), title="What was hidden comes back")
+ax.legend(frameon=False)
+figure.savefig("network_that_forgets.svg")

@@ -1,10 +1,14 @@
-"""A whole class goes from a softmax model: one step falls short, and `refine` goes the rest of the way.
+"""What one step leaves, refined
+=============================
+
+A whole class goes from a softmax model: one step falls short, and `refine` goes the rest of the way.
 
 The step reads the forgotten samples alone. Where those that remain can still be read, each further step is one pass
 over them, and a few lead to the model that a refit gives.
 """
 
 import torch
+from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -50,3 +54,17 @@ for name, candidate in models.items():
     same = (candidate(test_x).argmax(1) == refit(test_x).argmax(1)).double().mean()
     print(f"{name:<18} {passes.get(name, '–'):>6} {share:>24.1e} {100 * float(same):>12.1f} %")
 print(refinement)
+
+figure = Figure(figsize=(7, 3.6), layout="constrained")
+ax = figure.add_subplot()
+steps, refined = (0, 1, 2, 3, 5, 10), [name for name in models if name not in ("trained", "refit")]
+whole = float((theta(model) - theta(refit)).norm())
+ax.semilogy(steps, [float((theta(models[name]) - theta(refit)).norm()) / whole for name in refined], "o-")
+ax.axhline(1, color="#666666", linestyle="--")
+ax.annotate("the trained model", (10, 1), (0, -12), textcoords="offset points", ha="right", color="#666666")
+ax.set(
+    xlabel="steps of refine after the erasure",
+    ylabel="distance from the refit",
+    title="One step, and those that follow",
+)
+figure.savefig("refine_a_class.svg")

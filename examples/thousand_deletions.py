@@ -1,4 +1,7 @@
-"""A thousand deletion requests in a row: the last one costs what the first did, and the error stays small.
+"""A thousand deletions
+====================
+
+A thousand deletion requests in a row: the last one costs what the first did, and the error stays small.
 
 Two erasers answer the same requests. policy="rebase" keeps nothing of the models before, and what can be proved about
 it fades; policy="joint" keeps the first model, and its bound holds on. `refine`, which reads what remains, renews it.
@@ -11,6 +14,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+from matplotlib.figure import Figure
 from sklearn.datasets import make_classification
 from sklearn.linear_model import LogisticRegression
 
@@ -39,6 +43,19 @@ def milliseconds(taken: list[float]) -> float:
     return 1000 * float(np.median(taken))
 
 
+def draw(looks: dict[int, list[float]]) -> Figure:
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    ax = figure.add_subplot()
+    names = ("the model moved by", "rebase", "rebase, proved", "joint", "joint, proved")
+    styles = ("s-", "o-", "o:", "^-", "^:")
+    colours = ("#666666", "#0072B2", "#0072B2", "#D55E00", "#D55E00")
+    for name, style, colour, values in zip(names, styles, colours, zip(*looks.values(), strict=True), strict=True):
+        ax.loglog(list(looks), values, style, color=colour, label=name)
+    ax.set(xlabel="requests", ylabel="distance from the refit", title="A thousand requests, one after another")
+    ax.legend(frameon=False)
+    return figure
+
+
 def main() -> None:
     table = make_classification(SAMPLES, 30, n_informative=15, class_sep=0.7, flip_y=0.1, random_state=0)
     x, y = map(np.asarray, table)
@@ -52,6 +69,7 @@ def main() -> None:
     stays = np.ones(SAMPLES, dtype=bool)
     proved = 0  # the last request after which rebase has a bound
     refit, refit_seconds = trained, 0.0
+    looks: dict[int, list[float]] = {}  # requests → moved, and of each policy the true and the proved distance
     for request, sample in enumerate(np.random.default_rng(0).permutation(SAMPLES)[:REQUESTS], start=1):
         stays[sample] = False
         for policy, eraser in erasers.items():
@@ -64,6 +82,9 @@ def main() -> None:
             started = time.perf_counter()
             refit = untrained().fit(x[stays], y[stays])
             refit_seconds = time.perf_counter() - started
+            looks[request] = [apart(trained, refit)]
+            for each in erasers.values():
+                looks[request] += [apart(each.estimator_, refit), each.distance_bound_]
             columns = [f"{apart(e.estimator_, refit):>16.1e}{shown(e.distance_bound_):>16}" for e in erasers.values()]
             print(f"{request:>8}{apart(trained, refit):>13.1e}{''.join(columns)}")
 
@@ -78,6 +99,7 @@ def main() -> None:
     print(f"\nrebase has a bound up to request {proved}. Then refined with what remains, which is read for that, it is")
     print(f"{apart(nearer, refit):.1e} from scikit-learn's refit, and {shown(renewed)} from the minimum is proved.")
 
+    draw(looks).savefig("thousand_deletions.svg")
     longer = milliseconds(seconds["rebase"][-100:]) / milliseconds(seconds["rebase"][:100])
     error = 100 * apart(erased, refit) / apart(trained, refit)
     print(

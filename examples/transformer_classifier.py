@@ -1,4 +1,7 @@
-"""One customer's letters leave a text classifier: all parameters of a small BERT, padded batches with attention masks.
+"""One customer's letters
+======================
+
+One customer's letters leave a text classifier: all parameters of a small BERT, padded batches with attention masks.
 
 Letters to a help desk are sorted into three departments. Nora, who alone writes of a kettle, asks that her letters be
 forgotten. The model is made from a configuration and its words from the letters: nothing is downloaded.

@@ -1,4 +1,7 @@
-"""A whole class of digits vanishes: what scikit-learn's refit does, what erase does, and how far apart they are.
+"""A whole class vanishes
+======================
+
+A whole class of digits vanishes: what scikit-learn's refit does, what erase does, and how far apart they are.
 
 A refit without the threes knows nine classes. So does the erased model. Ridge is a quadratic, so that nothing but
 rounding is between the two. Softmax is not, and a tenth of all samples is much: erase comes near, no distance is
@@ -10,6 +13,7 @@ python examples/whole_class.py
 from __future__ import annotations
 
 import numpy as np
+from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression, RidgeClassifier
 from sklearn.model_selection import train_test_split
@@ -48,6 +52,8 @@ def main() -> None:
     print(f"{len(y)} digits to train on, {threes.sum()} of them threes, all of which go; {len(test_y)} to test on")
 
     far: dict[str, float] = {}
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    ax = figure.add_subplot()
     for untrained in (RidgeClassifier, exact_softmax):
         trained, refit = untrained().fit(x, y), untrained().fit(x[~threes], y[~threes])
         eraser = Eraser(trained).fit(x, y)
@@ -69,7 +75,12 @@ def main() -> None:
                 f"  {name:<18}{len(model.classes_):>7}{shares[0]:>14}{shares[1]:>14}{shares[2]:>14}{far[name]:>18.1e}"
                 f"{shown(proved.get(name)):>9}"
             )
+        steps = [name for name in models if name != "refit"]
+        ax.semilogy(steps, [far[name] for name in steps], "o-", label=kind)
 
+    ax.set(ylabel="distance from the refit", title="All threes go")
+    ax.legend(frameon=False)
+    figure.savefig("whole_class.svg")
     print(
         "\nShown: erase reads the threes only, and the class is gone as in a refit. Ridge is at the refit, to rounding."
         f"\nSoftmax is {far['erased']:.1f} from it, where the other nine rows were {far['trained']:.1f} from it before;"

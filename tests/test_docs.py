@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -47,12 +52,12 @@ def test_the_code_about_scikit_learn_runs_from_top_to_bottom(tmp_path):
     assert "verdict:" in run("story.py", folder=tmp_path)
 
 
-def test_the_readmes_reproduction_is_that_of_the_results(monkeypatch):
+def test_the_table_of_the_reproduction_is_that_of_the_results(monkeypatch):
     """The file `benchmarks/reproduced.py` fills the table; nothing in it is written by hand."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     from reproduced import table  # type: ignore[import-not-found]  # a script's folder
 
-    assert f"<!-- reproduced -->\n{table()}\n<!-- end -->" in (ROOT / "README.md").read_text()
+    assert f"<!-- reproduced -->\n{table()}\n<!-- end -->" in (ROOT / "docs" / "reproduction.md").read_text()
 
 
 def test_the_table_of_attacks_is_that_of_the_results(monkeypatch):
@@ -64,9 +69,9 @@ def test_the_table_of_attacks_is_that_of_the_results(monkeypatch):
 
 
 @pytest.mark.long
-def test_the_readmes_table_is_the_demos(tmp_path):
+def test_the_table_of_the_evidence_page_is_the_demos(tmp_path):
     printed = run("-m", "ssse", "demo", folder=tmp_path).splitlines()
-    block = re.search(r"```text\n(.*?)\n```", (ROOT / "README.md").read_text(), re.DOTALL)
+    block = re.search(r"```text\n(.*?)\n```", (ROOT / "docs" / "evidence.md").read_text(), re.DOTALL)
     assert block is not None
     shown = block.group(1).splitlines()
     start = next(place for place, line in enumerate(printed) if line.startswith(shown[0][: shown[0].index(".")]))
@@ -89,12 +94,116 @@ def test_the_demo_leaves_a_folder_of_somebody_elses_alone(tmp_path, monkeypatch)
 
 
 def commands(page: str) -> list[list[str]]:
-    """Lines after a $ in the console blocks of a page, with those that a backslash continues; code as ["python", …]."""
+    """Lines after a $ in the console blocks of a page, with those that a backslash continues; code as ["python", …].
+
+    Cells of notebooks are code, with commands after a !.
+    """
     found = []
-    for kind, block in re.findall(r"```(console|python)\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
+    blocks = re.findall(r"```(console|python|\{code-cell\} ipython3)\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    for kind, block in blocks:
+        block = re.sub(r"\A---\n.*?\n---\n", "", block, flags=re.DOTALL)  # what a cell says about itself
         lines = block.replace("\\\n", " ").splitlines()
-        found += [["python", block]] if kind == "python" else [shlex.split(x[2:]) for x in lines if x.startswith("$ ")]
+        if kind == "console":
+            found += [shlex.split(line[2:]) for line in lines if line.startswith("$ ")]
+        else:
+            code = [line for line in lines if not line.startswith(("!", "%", ":tags:"))]
+            found += [["python", "\n".join(code)]] if code else []
+            found += [shlex.split(line[1:]) for line in lines if line.startswith("!")]
     return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", ["docs/index.md", "docs/tutorials/inbox.md", "docs/tutorials/comparing.md"])
+def test_the_notebooks_run_from_top_to_bottom(page, monkeypatch):
+    """In this process; `make docs` runs them as Jupyter does."""
+    monkeypatch.chdir(ROOT)  # a notebook goes to a folder of its own
+    monkeypatch.setenv("TTY_COMPATIBLE", "0")  # which it sets, too
+    names: dict[str, object] = {}
+    for program, *arguments in commands(page):
+        if program == "python":
+            with torch.random.fork_rng():
+                exec(arguments[0], names)
+            continue
+        assert program == "ssse"
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code in (0, CAUTION), (arguments, done.output)
+    if page.endswith("inbox.md"):
+        answers = {
+            path.name.partition(".")[0]: json.loads(path.read_text()) for path in Path("inbox").glob("*.answer.json")
+        }
+        assert {name: answer["outcome"] for name, answer in answers.items()} == {
+            "alice": "erased", "bob": "erased", "carol": "erased", "dave": "refused"
+        }  # fmt: skip
+        entries = ssse.Workspace("ws").log("all-eights").entries
+        assert entries[-1].kind == "reverted"  # the step fell short, as the page says
+        assert Path("ws/report.html").is_file()
+
+
+def test_the_code_about_using_it_runs(tmp_path, monkeypatch):
+    """Each block by itself, with the names and files that the page takes for granted, on digits."""
+    monkeypatch.chdir(tmp_path)
+    digits = Digits.load()
+    keep = torch.ones(len(digits.y), dtype=torch.bool)
+    places = digits.members(3, 0.1)
+    keep[places] = False
+    x, test_x, model = digits.x, digits.test_x, train(digits.x, digits.y)
+    curvature = ssse.Curvature.fit(model, LOSS, [(x, digits.y)], weight_decay=1e-3)
+    names = {
+        "ssse": ssse,
+        "model": model,
+        "curvature": curvature,
+        "loader": [(x, digits.y)],
+        "forget_loader": [(x[places], digits.y[places])],
+        "retained_loader": [(x[keep], digits.y[keep])],
+        "test_loader": [(test_x, digits.test_y)],
+        "validation_loader": [(test_x, digits.test_y)],
+        "same_kind_loader": [(test_x[digits.test_y == 3], digits.test_y[digits.test_y == 3])],
+    }
+    np.save("x.npy", x.numpy())
+    np.save("y.npy", digits.y.numpy())
+    blocks = [block for block in code_in("docs/using.md") if "causal_lm" not in block]
+    assert len(blocks) == 6
+    for block in blocks:
+        exec(block, dict(names))
+
+
+def test_the_code_about_language_models_runs():
+    """On an untrained one, whose request may well be refused."""
+    pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    small: Any = {"vocab_size": 20, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2, "use_cache": False}
+    where = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    model = peft.get_peft_model(GPT2LMHeadModel(GPT2Config(**small, bos_token_id=0, eos_token_id=0)), where).eval()
+    ids = torch.randint(20, (30, 8))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    tokenizer_batch = {name: value[:1] for name, value in batch.items()}
+    names = {"ssse": ssse, "model": model, "loader": [batch], "tokenizer_batch": tokenizer_batch}
+    (block,) = (block for block in code_in("docs/using.md") if "causal_lm" in block)
+    with suppress(ssse.Refused):
+        exec(block, names)
+    assert isinstance(names["curvature"], ssse.Curvature)
+
+
+def test_the_code_about_extracting_features_runs(tmp_path, monkeypatch):
+    """With a stand-in for torchvision, which ssse does not need, and on the CPU."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "DIR").mkdir()
+    (tmp_path / "img_align_celeba").mkdir()
+    for place in range(3):
+        (tmp_path / "img_align_celeba" / f"00000{place}.jpg").touch()
+    network = torch.nn.Sequential(torch.nn.Flatten())
+    network.classifier = torch.nn.Sequential(*[torch.nn.Identity() for _ in range(6)])
+    weights = SimpleNamespace(DEFAULT=SimpleNamespace(transforms=lambda: lambda image: image.float()))
+    models = SimpleNamespace(VGG16_Weights=weights, vgg16=lambda weights: network)
+    io = SimpleNamespace(decode_image=lambda path: torch.zeros(3, 4, 4))
+    for name, module in {"torchvision": SimpleNamespace(), "torchvision.io": io, "torchvision.models": models}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    (block,) = code_in("docs/data.md")
+    exec(block.replace('device="cuda"', 'device="cpu"'), {})
+    assert (tmp_path / "DIR" / "celeba-features.npz").is_file()
 
 
 @pytest.mark.parametrize("page", ["docs/requests.md"])
@@ -185,6 +294,19 @@ def assert_reads_alike(line: str, wanted: str) -> None:
             assert word == meant, (line, wanted)
 
 
-def test_importing_the_package_does_not_import_torch():
-    code = "import sys, ssse; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_importing_the_package_imports_nothing_heavy():
+    heavy = ("torch", "numpy", "scipy", "safetensors", "sklearn", "matplotlib", "rich", "typer", "pydantic", "jinja2")
+    code = f"import sys, ssse; sys.exit(', '.join({{*sys.modules}} & {{*{heavy}}}) or 0)"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_links_of_the_readme_lead_somewhere():
+    text = (ROOT / "README.md").read_text()
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text)
+    assert len(links) > 15
+    for path, anchor in links:
+        assert (ROOT / path).exists(), path
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, anchor

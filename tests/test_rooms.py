@@ -29,6 +29,7 @@ LINE = (
     "erasure",
     "calibration",
     "baselines",
+    "comparison",
     "sklearn",
     "intake",
     "workspace.settings",

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ssse.calibration.criteria import Undecided as Undecided
     from ssse.calibration.lasting import LastingErasure as LastingErasure
     from ssse.calibration.lasting import erase_and_repair as erase_and_repair
+    from ssse.comparison.compare import compare as compare
+    from ssse.comparison.table import MethodComparison as MethodComparison
     from ssse.curvature import Curvature as Curvature
     from ssse.curvature import plan as plan
     from ssse.curvature.choices import Dense as Dense
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from ssse.evaluation.scan import scan as scan
     from ssse.evaluation.splits import four_splits as four_splits
     from ssse.evaluation.table import Evaluation as Evaluation
+    from ssse.intake.file_batches import FileBatches as FileBatches
     from ssse.paper.reproduce import reproduce as reproduce
     from ssse.problem.short_training import Training as Training
     from ssse.verdict import BOUNDS as BOUNDS
@@ -62,6 +65,8 @@ _HOMES = {
     "four_splits": "ssse.evaluation.splits",
     "scan": "ssse.evaluation.scan",
     "Undecided": "ssse.calibration.criteria",
+    "MethodComparison": "ssse.comparison.table",
+    "compare": "ssse.comparison.compare",
     "Curvature": "ssse.curvature",
     "Dense": "ssse.curvature.choices",
     "Diagonal": "ssse.curvature.choices",
@@ -78,6 +83,7 @@ _HOMES = {
     "recalibrate": "ssse.erasure.recalibrate",
     "Repair": "ssse.erasure.repair",
     "repair": "ssse.erasure.repair",
+    "FileBatches": "ssse.intake.file_batches",
     "Training": "ssse.problem.short_training",
     "DoubtfulSetting": "ssse.errors",
     "Refused": "ssse.errors",
@@ -95,9 +101,11 @@ __all__ = [
     "Diagonal",
     "Erasure",
     "Evaluation",
+    "FileBatches",
     "LastingErasure",
     "LowRank",
     "MatrixFree",
+    "MethodComparison",
     "Recurrence",
     "Refinement",
     "Refused",
@@ -109,6 +117,7 @@ __all__ = [
     "Workspace",
     "baselines",
     "calibrate",
+    "compare",
     "erase",
     "erase_and_repair",
     "evaluate",
@@ -125,10 +134,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in _PACKAGES:
-        return import_module(f"ssse.{name}")
-    if name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
+    if name in _PACKAGES or name in _HOMES:
+        from ssse.system.extras import needed_for
+
+        with needed_for(f"ssse.{name}"):
+            home = import_module(_HOMES.get(name, f"ssse.{name}"))
+        value = home if name in _PACKAGES else getattr(home, name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'ssse' has no attribute {name!r}")

@@ -7,6 +7,6 @@ import sys
 if not sys.flags.safe_path:
     del sys.path[0]
 
-from ssse.cli.app import main
+from ssse.cli import main
 
 main()

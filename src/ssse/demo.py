@@ -75,6 +75,12 @@ def train(x: Tensor, y: Tensor) -> nn.Linear:
     return model.eval()
 
 
+def retrain(batches: list[tuple[Tensor, Tensor]]) -> nn.Linear:
+    """The same on batches, for `ssse compare --retrain ssse.demo:retrain`."""
+    x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    return train(x, y)
+
+
 def prepare(folder: Path) -> None:
     """What somebody has when the first request comes: data, a trained model; and models retrained for comparison."""
     digits = Digits.load()

@@ -29,6 +29,10 @@ class InvalidSetting(SSSEError, ValueError):
     """An argument, or a combination of arguments, has no meaning."""
 
 
+class MissingExtra(InvalidSetting, ImportError):
+    """A library is not there that this part needs; the message names the extra of ssse that brings it."""
+
+
 class Diverged(InvalidSetting):
     """A training became NaN or infinite: with these settings it leads nowhere. Nothing was changed."""
 

@@ -199,7 +199,56 @@ def test_a_newer_format_says_update(folder):
     manifest["format"] = store.FORMAT_VERSION + 1
     manifest["digest"] = store._digest_manifest(manifest)
     path.write_text(json.dumps(manifest), encoding="utf-8")
-    with pytest.raises(BrokenArtefact, match=r"format 2, written by ssse .*reads format 1\. Update ssse"):
+    with pytest.raises(BrokenArtefact, match=r"format 3, written by ssse .*reads formats up to 2\. Update ssse"):
+        ssse.Curvature.load(folder)
+
+
+def rewritten(folder: Path, **changes: Any) -> None:
+    """As somebody who may write to the folder can: the manifest's own digest fits again."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8")) | changes
+    manifest["digest"] = store._digest_manifest(manifest)
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def test_what_version_1_wrote_is_read_and_checked(folder):
+    """Its tensors had digests by SHA-256, without a word before them."""
+    tensors = {path.name: load_file(path) for path in folder.glob("*.safetensors")}
+    digests = {name: {key: digest_tensor(t) for key, t in group.items()} for name, group in tensors.items()}
+    before = ssse.Curvature.load(folder)
+    rewritten(folder, format=1, tensors=digests)
+    assert same(ssse.Curvature.load(folder), before)
+    path = folder / "part-00001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BrokenArtefact, match=r"part-00001.*altered: tensor '1\.\w+' does not match its digest"):
+        ssse.Curvature.load(folder)
+
+
+@pytest.mark.parametrize("digest", ["md5:0", "blake3", "BLAKE3:0", 3, None, ["blake3:0"]])
+def test_a_digest_of_another_kind_is_no_digest(folder, digest):
+    stored = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["tensors"]
+    stored["part-00000.safetensors"]["0.square"] = digest
+    rewritten(folder, tensors=stored)
+    with pytest.raises(BrokenArtefact, match="digest"):
+        ssse.Curvature.load(folder)
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/tmp/outside.safetensors", "part-1.safetensors", "x"])
+def test_a_manifest_names_no_file_but_those_of_its_folder(folder, name):
+    stored = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["tensors"]
+    stored[name] = stored.pop("part-00000.safetensors")
+    rewritten(folder, tensors=stored)
+    (folder.parent / "outside.safetensors").write_bytes((folder / "part-00000.safetensors").read_bytes())
+    with pytest.raises(BrokenArtefact, match="names a file that no version of ssse writes"):
+        ssse.Curvature.load(folder, verify=False)
+
+
+@pytest.mark.parametrize("change", [{"tensors": []}, {"tensors": {}}, {"forms": None}, {"format": True}])
+def test_a_manifest_cannot_promise_less_than_it_holds(folder, change):
+    rewritten(folder, **change)
+    with pytest.raises(BrokenArtefact, match=r"manifest"):
         ssse.Curvature.load(folder)
 
 

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import rich.progress
 import torch
 from rich.console import Console
 from torch import Tensor
@@ -214,7 +215,7 @@ def test_conjugate_gradients_show_every_step_its_residual_and_how_far_it_is(monk
 
 def test_a_terminal_shows_the_bar_before_the_first_sample_is_read(monkeypatch):
     screen, sample = StringIO(), problems.mlp()
-    monkeypatch.setattr(progress, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=100))
+    monkeypatch.setattr(rich.console, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=100))
     curvature = fit(sample, damping=0.3)
 
     def samples() -> Iterator[tuple[Tensor, Tensor]]:
@@ -228,16 +229,18 @@ def test_a_terminal_shows_the_bar_before_the_first_sample_is_read(monkeypatch):
 
 
 def test_the_clock_of_a_bar_runs_on_from_stage_to_stage(monkeypatch):
-    made: list[progress.Progress] = []
-    monkeypatch.setattr(progress, "Console", lambda stderr: Console(file=StringIO(), force_terminal=True, width=100))
+    made: list[rich.progress.Progress] = []
+    monkeypatch.setattr(
+        rich.console, "Console", lambda stderr: Console(file=StringIO(), force_terminal=True, width=100)
+    )
 
-    class Watched(progress.Progress):
+    class Watched(rich.progress.Progress):
         def __init__(self, *columns: Any, **options: Any):
             self.hours = 0.0
             super().__init__(*columns, get_time=lambda: self.hours, **options)
             made.append(self)
 
-    monkeypatch.setattr(progress, "Progress", Watched)
+    monkeypatch.setattr(rich.progress, "Progress", Watched)
     with progress.bar("one", 3, True) as move:
         made[0].hours = 5.0  # type: ignore[attr-defined]
         move(3)

@@ -62,7 +62,7 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
 
     def without(module: str, *rest: Any, **more: Any) -> Any:
         if module.startswith("pyarrow"):
-            raise ImportError(module)
+            raise ModuleNotFoundError(module, name=module)
         return imported(module, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)

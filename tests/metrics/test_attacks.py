@@ -13,7 +13,7 @@ from scipy import stats
 from scipy.special import expit, logit
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import roc_auc_score, roc_curve
 
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.metrics.attacks import member_rate, reference_attack, threshold_attack
@@ -310,3 +310,16 @@ def test_a_level_is_a_probability(level):
     ):
         with pytest.raises(InvalidSetting, match="level is the chance of a false alarm"):
             call()
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_advantage_is_that_of_the_roc_curve(ties):
+    draw = np.random.default_rng(5)
+    for k, h in ((1, 4), (30, 17), (5, 200)):
+        forgotten, held_out = draw.normal(0.5, 1, k), draw.normal(0, 1, h)
+        if ties:
+            forgotten, held_out = forgotten.round(), held_out.round()
+        labels = np.arange(k + h) < k
+        false, true, _ = roc_curve(labels, np.concatenate([forgotten, held_out]), drop_intermediate=False)
+        found = threshold_attack(forgotten, held_out).advantage
+        assert found == pytest.approx((true - false).max(), abs=1e-12)

@@ -13,10 +13,10 @@ import pytest
 
 import ssse
 from ssse.errors import InvalidSetting
-from ssse.paper.experiments import EXPERIMENTS
+from ssse.paper.experiments import EXPERIMENTS, Scale
 from ssse.paper.pages import labels, markdown, provenance
 from ssse.paper.pages.writer import write, write_overview
-from ssse.paper.result import Result
+from ssse.paper.result import Form, Result
 from ssse.paper.settings import Settings
 from ssse.rendering import numbers
 from tests.support import experiments
@@ -292,11 +292,12 @@ def test_reproduce_says_how_it_was_made(tmp_path, monkeypatch):
 
 def test_every_size_lies_in_a_folder_of_its_own(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
-    for scale, form, folder in (
+    sizes: list[tuple[Scale, Form, str]] = [
         ("auto", "full", "lasting"),
         ("small", "small", "lasting-small"),
         ("large", "large", "lasting-large"),
-    ):
+    ]
+    for scale, form, folder in sizes:
         made = replace(experiments.result("lasting"), form=form)
         experiments.install(monkeypatch, "lasting", lambda _, made=made: made)
         result = ssse.reproduce("lasting", data=tmp_path / "data", output=tmp_path, scale=scale, progress=False)

@@ -224,7 +224,7 @@ def test_one_that_was_written_before_classes_were_renamed():
     np.testing.assert_allclose(new.intercept_, stored["erased_intercept"], rtol=1e-9)
 
 
-@pytest.mark.parametrize(("version", "repair"), [(2, "Update ssse"), (0, "Fit and save it again"), (None, "Fit and")])
+@pytest.mark.parametrize(("version", "repair"), [(3, "Update ssse"), (0, "Fit and save it again"), (None, "Fit and")])
 def test_another_format_says_who_wrote_it_and_what_to_do(tmp_path, version, repair):
     eraser = eraser_of()
     eraser.save(tmp_path / "sums")
@@ -232,7 +232,7 @@ def test_another_format_says_who_wrote_it_and_what_to_do(tmp_path, version, repa
     manifest = json.loads(path.read_text(encoding="utf-8"))
     assert manifest["library"]["ssse"] == ssse.__version__
     path.write_text(json.dumps({**manifest, "format": version}), encoding="utf-8")
-    with pytest.raises(BrokenArtefact, match=rf"format {version}, written by ssse .*reads format 1\. {repair}"):
+    with pytest.raises(BrokenArtefact, match=rf"format {version}, written by ssse .*reads formats up to 2\. {repair}"):
         Eraser.load(tmp_path / "sums", eraser.estimator_)
 
 

@@ -22,6 +22,7 @@ FLAGS = (
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
+    "--allow-file-access-from-files",  # a page in a frame is looked into
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
@@ -52,7 +53,9 @@ const look = frame => {
 onload = () => leave([...document.querySelectorAll("iframe")].map(look));
 """
 AXE = """
-axe.run(document, {runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"], resultTypes: ["violations"]})
+const rules = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"];
+const loaded = new Promise(done => document.readyState === "complete" ? done() : addEventListener("load", done));
+loaded.then(() => axe.run(document, {runOnly: rules, resultTypes: ["violations"], iframes: false}))
   .then(r => leave(r.violations.map(v => ({rule: v.id, nodes: v.nodes.map(n => n.html.slice(0, 200))}))))
   .catch(error => leave([{rule: "axe failed", nodes: [String(error)]}]));
 """
@@ -94,16 +97,20 @@ def on_phones(pages: Sequence[str], width: int = 360) -> str:
     return with_script(f"<!DOCTYPE html><title>Phones</title><body>{frames}</body>", PHONES)
 
 
-def browse(page: str, folder: Path, wait: int = 0) -> Seen:
-    """`wait`: milliseconds of the page's own time, for scripts that come back later."""
+def browse(page: str, folder: Path, wait: int = 0, *, beside: Path | None = None, query: str = "") -> Seen:
+    """`wait`: milliseconds of the page's own time, for scripts that come back later.
+
+    `beside`: where the page lies while it is looked at, for what it loads; `folder`, where nothing else does.
+    """
     assert CHROMIUM is not None
-    path, log = folder / "page.html", folder / "net.json"
+    path, log = (beside or folder) / "page.html", folder / "net.json"
     path.write_text(page, encoding="utf-8")
     flags = [f"--user-data-dir={folder / 'profile'}", f"--log-net-log={log}"]
     flags += [f"--virtual-time-budget={wait}"] if wait else []
     done = subprocess.run(
-        [CHROMIUM, *FLAGS, *flags, "--dump-dom", path.as_uri()], capture_output=True, timeout=1800, check=True
+        [CHROMIUM, *FLAGS, *flags, "--dump-dom", path.as_uri() + query], capture_output=True, timeout=1800, check=True
     )
+    path.unlink()
     errors = done.stderr.decode(errors="replace").splitlines()
     return Seen(done.stdout.decode(), [line for line in errors if "CONSOLE" in line], _addresses(log.read_text()))
 

@@ -167,12 +167,12 @@ def at_entry(home: Path, files: int) -> dict[str, float]:
     def die_at_the_last() -> None:
         tidy_up = Transaction.tidy_up
 
-        def tidied(transaction: Transaction) -> None:
+        def tidied(self: Transaction) -> None:
             nonlocal done
             done += 1
             if done == erasures:
                 os.kill(os.getpid(), signal.SIGKILL)
-            tidy_up(transaction)
+            tidy_up(self)
 
         Transaction.tidy_up = tidied
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ssse.cli import answers, demo, inbox, inspect, record, repair, reproduce, requests
+from ssse.cli import answers, compare, demo, inbox, inspect, record, repair, reproduce, requests
 from ssse.cli.console import EXIT_CODES, complain_of_usage, refuse_nul
 from ssse.system.version import __version__
 from ssse.workspace.engines.processes import launched
@@ -61,6 +61,7 @@ for _command in (
     record.prove,
     record.check,
     record.upgrade,
+    compare.compare,
     demo.demo,
     reproduce.reproduce,
 ):

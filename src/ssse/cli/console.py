@@ -14,6 +14,7 @@ import typer
 
 from ssse.cli.wording import as_settings
 from ssse.errors import BrokenArtefact, Busy, Damaged, GroupBroken, NotPublished, SSSEError
+from ssse.system.extras import needed_for
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,7 +34,8 @@ LONGEST = 2000  # characters of a line that says what is wrong; it may quote wha
 def failures_in_one_line(stopped: str, as_json: bool = False) -> Iterator[None]:
     """Every error as one line on stderr, with --json also as an object on stdout. A traceback only on request."""
     try:
-        yield
+        with needed_for("This command"):
+            yield
     except KeyboardInterrupt:
         complain(stopped, STOPPED, as_json)
     except (Damaged, BrokenArtefact) as error:

@@ -73,8 +73,9 @@ class Curvature:
 
     Attributes:
         n: training samples it stands for now (those erased are no longer counted).
-        damping: λ. weight_decay: w. gradient: ∇L(θ*) with the weight decay, None where it is no longer
-        known. chosen, reason: the plan of the fit, and why that one. notes: what else one should know.
+        damping: λ. weight_decay: w.
+        gradient: ∇L(θ*) with the weight decay, None where it is no longer known.
+        chosen, reason: the plan of the fit, and why that one. notes: what else one should know.
         scores: how firmly the scores of a linear model's samples are held; None of others, and where not known.
         scale: ε as `ssse.calibrate` chose it, None before. calibrated: from what evidence, and for which update.
         probe: samples that every request looks at, where some were handed over (`with_probe`).

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from ssse.curvature.conjugate_gradients import Product
-from ssse.curvature.gram import DampedGram
+from ssse.curvature.gram import DampedGram, factor_in_place
 from ssse.curvature.lowered import lower_ridge, steps_to_lower, worth_iterating
 from ssse.curvature.refinement import ACCEPTED_RESIDUAL, Refined, refine, relative_residual
 from ssse.curvature.structure import Builder, Gap, LeftOut, Structure
 from ssse.errors import NotPositiveDefinite, PrecisionLost
 from ssse.problem.parameters import Block, LinearShape
-from ssse.rows.held import ExplicitRows, HeldRows
+from ssse.rows.held import ExplicitRows, HeldRows, Rows
 
+TRIED, ROUNDS = 16, 6  # directions and rounds in which the largest leverage is looked for, where there are many
 ACCEPTED_LOSS = 1e-2  # of a step, to cancellation; the estimate is within a factor of about four
 
 
@@ -197,21 +198,30 @@ def _leave_out_of_block(gram: DampedGram, rows: HeldRows, block: Block, v: Tenso
                     return _BlockLeftOut(solved, leverages)
     # More rows than parameters, a leverage so near 1 that I − K has lost its digits, or too many steps to the lower
     # damping: subtract from the Gram matrix itself, which loses only what that subtraction loses.
-    removed = torch.zeros_like(gram.square)
-    rows.add_gram(removed, block)
-    removed.tril_()
+    columns = rows.columns(block)
+    square = gram.gram()
+    rows.add_gram(square, block, sign=-1.0)
     try:
-        remaining = DampedGram.factorise(gram.gram() - removed, ridge, gram.name)
+        lower = factor_in_place(square, ridge, gram.name)
     except NotPositiveDefinite:
         if leverages is not None:
             return _BlockLeftOut(nothing, leverages, indefinite=True)
-        largest = torch.tensor([_strongest(gram, removed)[0]], dtype=torch.float64)
+        share = _strongest(columns, gram.half_solve, gram.half_solve_transposed, square)[0]
+        largest = torch.tensor([share], dtype=torch.float64)
         return _BlockLeftOut(nothing, largest, indefinite=True, all_leverages=False)
-    solved = refine(_solving(remaining), _multiplying(remaining, ridge), v, v.dtype)
+
+    def half(x: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(lower, x, upper=False)
+
+    def half_transposed(x: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(lower.mT, x, upper=True)
+
+    product = _multiplying(gram, ridge, lambda x: columns.transposed_times(columns.times(x)))
+    solved = refine(lambda p: half_transposed(half(p[:, None]))[:, 0], product, v, v.dtype)
     if leverages is not None:
         return _BlockLeftOut(solved, leverages)
     # The largest eigenvalue a of M₋S⁻¹(M₋S + R_SᵀR_S) tells how much the subtraction cancelled.
-    share, squared = _strongest(remaining, removed)
+    share, squared = _strongest(columns, half, half_transposed, lower)
     amplified = 1 + share
     lost = torch.finfo(v.dtype).eps * amplified
     if lost > ACCEPTED_LOSS:
@@ -224,17 +234,20 @@ def _leave_out_of_block(gram: DampedGram, rows: HeldRows, block: Block, v: Tenso
     return _BlockLeftOut(solved, largest, all_leverages=False)
 
 
-def _strongest(gram: DampedGram, removed: Tensor, steps: int = 30) -> tuple[float, float]:
-    """The largest eigenvalue of (gram)⁻¹R_SᵀR_S from below, by power iteration, since K is too large to form.
+def _strongest(rows: Rows, half: Product, half_transposed: Product, like: Tensor) -> tuple[float, float]:
+    """The largest eigenvalue of A⁻¹RᵀR from below, by subspace iteration, since K is too large to form; A⁻¹ = HᵀH.
 
-    Also ‖u‖² of its direction u with uᵀ(gram)u = 1.
+    Also ‖u‖² of its direction u with uᵀAu = 1. R is multiplied with as it is: RᵀR is never read.
     """
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(len(removed), 1, generator=generator, dtype=torch.float64).to(removed)
-    whole = removed + removed.tril(-1).mT
-    value = squared = 0.0
-    for _ in range(steps):
-        u = gram.half_solve_transposed(x / x.norm())
-        x = gram.half_solve(whole @ u)
-        value, squared = float(x.norm()), float(u.norm()) ** 2
-    return value, squared
+    start = torch.randn(rows.dim, min(TRIED, rows.dim), generator=generator, dtype=torch.float64)
+
+    def image(x: Tensor) -> Tensor:
+        return half(rows.transposed_times(rows.times(half_transposed(x))).to(x.dtype))
+
+    basis = torch.linalg.qr(start.to(like)).Q
+    for _ in range(ROUNDS):
+        basis = torch.linalg.qr(image(basis)).Q
+    values, vectors = torch.linalg.eigh((basis.mT @ image(basis)).double())
+    u = half_transposed(basis @ vectors[:, -1:].to(basis.dtype))
+    return max(float(values[-1]), 0.0), float(u.norm()) ** 2

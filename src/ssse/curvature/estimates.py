@@ -23,6 +23,7 @@ MOST_SAMPLES = 4096  # of a linear model at a time; of other models a quarter, s
 SHARE = 0.1  # of the memory budget, for the samples at a time
 MOST_BYTES = {"cpu": 2**30, "cuda": 2**32}  # for these
 ASKED = 100  # samples of the request that seconds are told of, or one in a hundred where that is less
+REFIT_PASSES = 150  # of L-BFGS from the old weights until it is as near as the step: benchmarks/multi_attribute.py
 STEPS_IN_BLOCKS = 25  # of conjugate gradients to 1e-4 with a dense block per output: benchmarks/matrix_free.py has 22
 
 
@@ -48,6 +49,8 @@ class Plan:
         stored_bytes: size on disk. operations: floating-point operations of the fit.
         seconds: of the fit, at the speed of matrix products here, and of a trial for the rows.
         asked: samples of a request. request_seconds: of such a request, `ssse.erase`; None where it is not known.
+        refit_seconds: of a refit of all samples from the old weights, by L-BFGS: of a model linear in θ, that such a
+            request is compared with; None of others.
         steps: of conjugate gradients that it is reckoned with, where it is solved by them.
         way: how rows are taken, where it is not the usual way.
         part: of the parameters that were asked about, in the word that `parameters=` takes; empty: all of them.
@@ -68,6 +71,7 @@ class Plan:
     seconds: float
     asked: int = 0
     request_seconds: float | None = None
+    refit_seconds: float | None = None
     steps: int | None = None
     way: str = ""
     part: str = ""
@@ -99,7 +103,7 @@ class Plan:
             memory, disk = human_bytes(plan.fit_bytes), human_bytes(plan.stored_bytes)
             lines.append(
                 ("→" if picked(self, plan) else "", plan._part(), plan._rows(), plan._structure(), memory, disk,
-                 human_seconds(plan.seconds), asked + steps, human_bytes(plan.wire_bytes))
+                 human_seconds(plan.seconds), asked + steps + plan._refit(), human_bytes(plan.wire_bytes))
             )  # fmt: skip
         if self.processes == 1:
             lines = [line[:-1] for line in lines]
@@ -129,7 +133,17 @@ class Plan:
             return ""
         samples = f"{self.asked} sample{'s' if self.asked > 1 else ''}"
         steps = f" in {self.steps} steps" if self.steps is not None else ""
-        return f", then {human_seconds(self.request_seconds)}{steps} for a request of {samples}"
+        return f", then {human_seconds(self.request_seconds)}{steps} for a request of {samples}{self._refit()}"
+
+    def _refit(self) -> str:
+        """Where it is cheaper; it needs the samples that stay."""
+        return f" (a refit: {human_seconds(self.refit_seconds or 0.0)})" if self.refit_cheaper else ""
+
+    @property
+    def refit_cheaper(self) -> bool:
+        """Whether a request takes longer than to refit the model with the samples that stay."""
+        known = self.refit_seconds is not None and self.request_seconds is not None
+        return known and self.request_seconds > self.refit_seconds  # type: ignore[operator]
 
 
 def picked(plan: Plan, other: Plan) -> bool:
@@ -215,6 +229,9 @@ def estimate(task: Task, way: Wanted) -> Plan:
         seconds=speeds.seconds(cost.work) + read,
         asked=asked if samples else 0,
         request_seconds=request if samples else None,
+        refit_seconds=None
+        if linear is None or not samples
+        else REFIT_PASSES * (trial.forward * 3).seconds(samples, calls),
         steps=steps,
         way="" if linear is not None or isinstance(way.structure, MatrixFree) else problem.derivatives.in_words,
         size=dim,

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import html
-import io
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markup import escape
-from rich.measure import Measurement
-from rich.table import Table
-
-from ssse.errors import InvalidSetting
+from ssse.system.extras import needed_for
+from ssse.system.plain_table import plain_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table
 
 FLOOR = "noise floor"
 
@@ -118,10 +115,8 @@ class Evaluation:
 
     def to_frame(self) -> DataFrame:
         """A row a model, a column a measure; the noise floor is the last row, where there is one."""
-        try:
+        with needed_for("to_frame()", otherwise="use to_dict()"):
             import pandas
-        except ImportError as error:
-            raise InvalidSetting("to_frame() needs pandas: pip install pandas, or use to_dict().") from error
         columns = {m.key: [self[name, m.key] for name in self.models] for m in self.measures}
         frame = pandas.DataFrame(columns, index=pandas.Index(self.models, name="model"), dtype="float64")
         if self.floors:
@@ -144,12 +139,19 @@ class Evaluation:
             yield self._table(rest[:count])
             rest = rest[count:]
         if self.flags:
+            from rich.markup import escape
+            from rich.table import Table
+
             notes = Table.grid(padding=(0, 1))
             for flag in self.flags:
                 notes.add_row("  note:", escape(flag))
             yield notes
 
     def _table(self, models: Sequence[str]) -> Table:
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table
+
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         table.add_column("", no_wrap=True)
         columns = self.columns(models)
@@ -194,11 +196,15 @@ class Evaluation:
     def __str__(self) -> str:
         # A table cut off at the right would hide models, so the text is as wide as it needs to be. It is plain text
         # also where a terminal or a notebook is looking: it may be on its way to a file.
-        text = io.StringIO()
-        console = Console(file=text, width=10_000, color_system=None, force_terminal=False, force_jupyter=False)
-        console.width = max(100, Measurement.get(console, console.options, self._table(self.models)).maximum)
-        console.print(self, highlight=False)
-        return text.getvalue()
+        columns = self.columns(self.models)
+        rows: list[list[str]] = []
+        for i, measure in enumerate(self.measures):
+            if i == 0 or measure.group != self.measures[i - 1].group:
+                rows.append([measure.group])
+            rows.append([f"  {measure.title}", *(texts[i] for _, texts in columns)])
+        shown = plain_table(["", *(title for title, _ in columns)], rows, labels=True)
+        notes = [textwrap.fill(flag, 100, initial_indent="  note: ", subsequent_indent=" " * 8) for flag in self.flags]
+        return "\n".join(["", shown, *([""] if notes else []), *notes, ""])
 
     def __repr__(self) -> str:
         return f"Evaluation({len(self.models)} models × {len(self.measures)} measures; print it)"

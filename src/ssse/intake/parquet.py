@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssse.errors import InvalidData, InvalidSetting
+from ssse.errors import InvalidData
 from ssse.intake.columns import Columns, choose_columns
 from ssse.intake.csv import LINES_AT_A_TIME, Table, unique
 from ssse.intake.messages import reading, unreadable
 from ssse.intake.unfolding import refuse_long_texts, refuse_unfolding
+from ssse.system.extras import needed_for
 
 PARQUET = "a parquet file"
 UNPACKED = "Write it unpacked: pyarrow.parquet.write_table(table, path, compression='none', use_dictionary=False)."
@@ -22,11 +23,9 @@ WIDTH = 8  # bytes of a cell, while it is read
 
 
 def read_parquet(path: Path, columns: Columns, dtype: torch.dtype) -> Table:
-    try:
+    with needed_for(f"Reading '{path}'"):
         import pyarrow as pa  # not needed by anything else, and slow to import
         import pyarrow.parquet as pq
-    except ImportError as error:
-        raise InvalidSetting(f"Reading '{path}' needs pyarrow: pip install 'ssse[tables]'.") from error
     held: list[Tensor] = []
     labels: list[np.ndarray] = []
     ids: list[np.ndarray] = []

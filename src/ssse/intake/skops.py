@@ -10,9 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ssse.errors import InvalidData, InvalidSetting
+from ssse.errors import InvalidData
 from ssse.intake.messages import listing, reading
 from ssse.intake.unfolding import check_parts
+from ssse.system.extras import needed_for
 from ssse.system.files import open_to_owner, sync
 
 SKOPS = "a skops file"
@@ -25,7 +26,7 @@ def read_skops(path: Path) -> Any:
     """What the file holds.
 
     Raises:
-        InvalidData: not such a file, damaged, or with types that skops does not trust. InvalidSetting: no skops.
+        InvalidData: not such a file, damaged, or with types that skops does not trust. MissingExtra: no skops.
     """
     skops = _skops()
     with reading(path, SKOPS):
@@ -81,8 +82,6 @@ def _renamed(schema: Any, files: set[str]) -> dict[str, str]:
 
 
 def _skops() -> ModuleType:
-    try:
+    with needed_for("Reading a .skops file"):
         import skops.io
-    except ImportError:
-        raise InvalidSetting("Reading a .skops file needs skops: pip install 'ssse[skops]'.") from None
     return skops.io

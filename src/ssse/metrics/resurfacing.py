@@ -8,15 +8,11 @@ the model's getting better as such.
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from ssse.errors import InvalidSetting
@@ -27,6 +23,7 @@ from ssse.problem.loaders import Data
 from ssse.problem.losses import LossLike
 from ssse.problem.overlap import refuse_forgotten
 from ssse.problem.short_training import Trainee, Training
+from ssse.system.plain_table import plain_table
 
 
 @dataclass(frozen=True)
@@ -82,16 +79,13 @@ class Resurfacing:
         return {**asdict(self), "rise": self.rise, "retrained_rise": self.retrained_rise}
 
     def __str__(self) -> str:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         beside = self.retrained or ()
-        for title in ["epochs on D∖S", *_titles("", self.moments), *_titles("retrained: ", beside)]:
-            table.add_column(title, justify="right")
-        for place, moment in enumerate(self.moments):
-            table.add_row(str(moment.epoch), *_texts(moment), *(_texts(beside[place]) if beside else ()))
-        text = io.StringIO()
-        console = Console(file=text, width=200, color_system=None, force_terminal=False, force_jupyter=False)
-        console.print(table, highlight=False)
-        lines = [line.rstrip() for line in text.getvalue().splitlines() if line.strip()]
+        titles = ["epochs on D∖S", *_titles("", self.moments), *_titles("retrained: ", beside)]
+        rows = [
+            [str(moment.epoch), *_texts(moment), *(_texts(beside[place]) if beside else ())]
+            for place, moment in enumerate(self.moments)
+        ]
+        lines = [plain_table(titles, rows)]
         if self.rise is not None:
             other = "" if self.retrained_rise is None else f", the retrained model's by {self.retrained_rise:+.1f}"
             lines.append(f"the accuracy on S changes by {self.rise:+.1f} points{other}")

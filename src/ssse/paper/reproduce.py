@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, get_args
 from ssse.errors import InvalidSetting
 from ssse.paper.experiments import Scale, Spec, find
 from ssse.system import environment
+from ssse.system.extras import needed_for
 
 if TYPE_CHECKING:
     from ssse.paper.result import Result
@@ -48,16 +49,22 @@ def reproduce(
     spec = find(name)
     folder = _checked(spec, data, scale, device, seed)
     from ssse.paper.cache import Cache
-    from ssse.paper.pages import provenance
-    from ssse.paper.pages.writer import write, write_overview
     from ssse.paper.settings import Settings
+
+    with needed_for(f"The experiment '{name}'"):
+        import matplotlib  # noqa: F401  # said before the long work, not after it
+
+        from ssse.paper.pages import provenance
+        from ssse.paper.pages.writer import write, write_overview
+
+        experiment = import_module(f"ssse.paper.{spec.name}.run")
 
     output = Path(output)
     kept = Cache(output / ".cache" if cache == "auto" else cache)
     settings = Settings(folder, scale, device, seed, kept, progress)
     place = settings.torch_device()  # a device that is not there is refused before the work, not after it
     started = time.perf_counter()
-    result = import_module(f"ssse.paper.{spec.name}.run").run(settings)
+    result = experiment.run(settings)
     # A run that was interrupted counts with the seconds that its first part took.
     result.seconds = time.perf_counter() - started + kept.saved
     result.seed = seed
@@ -77,9 +84,10 @@ def redraw(name: str, output: str | os.PathLike[str] = "results") -> Result:
         InvalidSetting: there is no finished run, or its numbers are not of this version.
     """
     spec, folder = find(name.removesuffix("-small").removesuffix("-large")), Path(output) / name
-    from ssse.paper.pages.writer import write, write_overview
+    with needed_for(f"The experiment '{name}'"):
+        from ssse.paper.pages.writer import write, write_overview
 
-    compose = getattr(import_module(f"ssse.paper.{spec.name}.run"), "compose", None)
+        compose = getattr(import_module(f"ssse.paper.{spec.name}.run"), "compose", None)
     if compose is None:
         raise InvalidSetting(f"'{name}' takes seconds: run it again instead.")
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ssse.errors import InvalidSetting
+from ssse.system.extras import needed_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,10 +37,8 @@ FILLS: tuple[Literal["full", "none", "left"], ...] = ("full", "none", "left")  #
 
 
 def new_figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    try:
+    with needed_for("A figure"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InvalidSetting("Figures need matplotlib: pip install matplotlib.") from error
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = [figure.add_subplot(rows, columns, i + 1) for i in range(rows * columns)]
     for ax in axes:

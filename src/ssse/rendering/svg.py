@@ -6,9 +6,8 @@ import re
 from html import escape
 from io import StringIO
 
-import matplotlib
-
 from ssse.rendering.document import PageFigure
+from ssse.system.extras import needed_for
 
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 _ID = re.compile(r'\bid="([^"]+)"')
@@ -19,6 +18,9 @@ _LONG_FRACTION = re.compile(r"-?\d+\.\d{3,}")
 
 def render(drawn: PageFigure, experiment: str) -> str:
     """The whole file, with its title for those who hear it instead of seeing it."""
+    with needed_for("A figure"):
+        import matplotlib
+
     salt = f"{experiment}-{drawn.name}"
     written = StringIO()
     # Letters become outlines: no font needs to be there, and lines of text keep their places on every machine.

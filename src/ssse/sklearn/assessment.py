@@ -73,6 +73,7 @@ def assess_step(
         step_norm=moved,
         relative_step=None if moved is None else moved / max(size, 1e-300),
         correction=new.correction,
+        refit_cheaper=old.operations(old.samples - new.samples) > new.refit_operations(),
     ).judged(reasons)
 
 

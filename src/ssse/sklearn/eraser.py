@@ -39,6 +39,7 @@ from ssse.sklearn.quadratic import Erased
 from ssse.sklearn.refining import Remaining, refined
 from ssse.sklearn.sums import TrainingSums, check_memory, finish, mean_losses, measure_reach, take_in
 from ssse.system.progress import bar
+from ssse.system.threads import threads_for
 
 if TYPE_CHECKING:
     import os
@@ -124,7 +125,7 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
 
         Raises:
             Refused: the samples cannot have been in the training data, or the rest does not determine a model.
-            Nothing is changed then, nor by any other error.
+                Nothing is changed then, nor by any other error.
         """
         started = time.perf_counter()
         overridden = check_override(override)
@@ -132,42 +133,8 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
         transformers, composition = self._current_composition()
         x, columns, weights = self._read(transformers, composition, X, y, sample_weight)
         check_weighted(sums, sample_weight)
-        after = [
-            before - adapter.count_classes(codes, weights)
-            for before, adapter, codes in zip(sums.class_counts, composition.adapters, columns, strict=True)
-        ]
-        check_counts(composition, sums, after, len(weights))
-        broken = broken_bounds(sums, len(weights))
-        refusal = refuse_request(self.policy, sums, len(weights), *broken.values()).breaking(broken)
-        if "stationarity" in broken and "stationarity" not in overridden:
-            raise Refused(refusal)
-        design = sums.coordinates.design(x)
-        if why := too_long(sums, design):
-            raise Refused(refuse_request(self.policy, sums, len(weights), why))
-        try:
-            new, inner, measures, lost = self._erase(sums, composition, design, columns, weights, after)
-        except (NotPositiveDefinite, PrecisionLost) as error:
-            raise Refused(refuse_step(self.policy, sums, len(weights), str(error))) from error
-        whole = _whole(self.estimator_, inner)
-        moved, size = distance_between(sums, new), float(np.linalg.norm(sums.parameters()))
-        # Of a model that had little to learn θ is short, and a step may be longer that hardly moves scores.
-        small = measures.swing is not None and measures.swing <= SHORT_SWING
-        if moved is not None and not (new.exact or small) and (whole_step := moved / measures.share) > TOO_FAR * size:
-            raise Refused(
-                refuse_request(self.policy, sums, len(weights), TOO_LONG.format(whole_step / max(size, 1e-300)))
-            )
-        if broken.keys() - overridden:  # after what no override takes, which says more
-            raise Refused(refusal)
-        outcome = assess_step(
-            self.policy, sums, new, moved, new.distance + lost, measures, transformers is not None, doubted=sums.doubted
-        )
-        new = replace(new, doubted=sums.doubted or outcome.verdict != "ok")
-        if moved is not None:
-            losses = mean_losses(sums, new, composition, design, columns, weights)
-            outcome = replace(outcome, loss_before=losses[0], loss_after=losses[1])
-        if broken:
-            outcome = outcome.overriding(broken)
-            new = replace(new, doubted=True)
+        with threads_for(sums.operations(len(weights))):
+            whole, new, outcome = self._answer(sums, transformers, composition, x, columns, weights, overridden)
         outcome = replace(outcome, seconds=time.perf_counter() - started)
         self._set(whole, new, outcome)
         return copy.deepcopy(whole)  # what its owner does to it must not change what the next request starts from
@@ -239,6 +206,55 @@ class Eraser(MetaEstimatorMixin, BaseEstimator):
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "sums_")
+
+    def _answer(
+        self,
+        sums: TrainingSums,
+        transformers: Pipeline | None,
+        composition: Composition,
+        x: Any,
+        columns: list[np.ndarray],
+        weights: np.ndarray,
+        overridden: Collection[str],
+    ) -> tuple[Any, TrainingSums, Outcome]:
+        """The new estimator, its sums, and what is to be said of them; or a refusal."""
+        after = [
+            before - adapter.count_classes(codes, weights)
+            for before, adapter, codes in zip(sums.class_counts, composition.adapters, columns, strict=True)
+        ]
+        check_counts(composition, sums, after, len(weights))
+        broken = broken_bounds(sums, len(weights))
+        refusal = refuse_request(self.policy, sums, len(weights), *broken.values()).breaking(broken)
+        if "stationarity" in broken and "stationarity" not in overridden:
+            raise Refused(refusal)
+        design = sums.coordinates.design(x)
+        if why := too_long(sums, design):
+            raise Refused(refuse_request(self.policy, sums, len(weights), why))
+        try:
+            new, inner, measures, lost = self._erase(sums, composition, design, columns, weights, after)
+        except (NotPositiveDefinite, PrecisionLost) as error:
+            raise Refused(refuse_step(self.policy, sums, len(weights), str(error))) from error
+        whole = _whole(self.estimator_, inner)
+        moved, size = distance_between(sums, new), float(np.linalg.norm(sums.parameters()))
+        # Of a model that had little to learn θ is short, and a step may be longer that hardly moves scores.
+        small = measures.swing is not None and measures.swing <= SHORT_SWING
+        if moved is not None and not (new.exact or small) and (whole_step := moved / measures.share) > TOO_FAR * size:
+            raise Refused(
+                refuse_request(self.policy, sums, len(weights), TOO_LONG.format(whole_step / max(size, 1e-300)))
+            )
+        if broken.keys() - overridden:  # after what no override takes, which says more
+            raise Refused(refusal)
+        outcome = assess_step(
+            self.policy, sums, new, moved, new.distance + lost, measures, transformers is not None, doubted=sums.doubted
+        )
+        new = replace(new, doubted=sums.doubted or outcome.verdict != "ok")
+        if moved is not None:
+            losses = mean_losses(sums, new, composition, design, columns, weights)
+            outcome = replace(outcome, loss_before=losses[0], loss_after=losses[1])
+        if broken:
+            outcome = outcome.overriding(broken)
+            new = replace(new, doubted=True)
+        return whole, new, outcome
 
     def _erase(
         self,

@@ -27,6 +27,8 @@ class Outcome(Assessment):
         due: by how much the samples had to move the model: the length of the request's own step, from where the
             quadratic model had its minimum with them, which a solver may not have reached.
         share: of the step that was taken; below 1 where all of it would have reached too far.
+        refit_cheaper: whether a refit of all that stays takes fewer operations, by count, than this request took; it
+            needs the samples that stay, and this does not.
         correction: how far, by one Newton step, the estimator was from the minimum when it was fitted, over ‖θ‖.
 
     The others are as of `ssse.verdict.Assessment`.
@@ -38,6 +40,7 @@ class Outcome(Assessment):
     due: float | None = None
     share: float = 1.0
     correction: float | None = None
+    refit_cheaper: bool = False
 
     def shown(self) -> Mapping[str, str]:
         bounded = math.isfinite(self.distance_bound)
@@ -45,6 +48,7 @@ class Outcome(Assessment):
             **super().shown(),
             "distance from a refit": "rounding" if self.exact else _at_most(self.distance_bound),
             "gradient left": _at_most(self.gradient_bound if bounded else math.inf),
+            **({"cost": "above that of a refit"} if self.refit_cheaper else {}),
         }
 
 

@@ -24,6 +24,7 @@ from ssse.sklearn.losses import Logistic, Loss, Softmax
 DIRECT = 1.0  # rows over parameters, from which on a new factor is cheaper than changing the inverse
 NEARLY_ALL = 0.9999  # of leverage, from which on changing the inverse loses too many digits to see what is singular
 ROUNDING = 1e-11  # of a sum of squares, that subtracting some of them again may leave
+PASSES = 16  # over each matrix that is held, in a request
 PLACES = 4  # last places that a sum may be off
 
 
@@ -136,6 +137,11 @@ class Quadratic:
 
     def is_few(self, samples: int) -> bool:
         return samples * self.loss.rows_per_sample <= DIRECT * len(self.theta)
+
+    def operations(self, samples: int) -> float:
+        """Of a request, about."""
+        size = float(len(self.theta))
+        return size**2 * (2 * min(samples * self.loss.rows_per_sample, size) + PASSES * self.groups)
 
     def mean_loss(self, design: np.ndarray, labels: Labels, at: np.ndarray) -> float:
         return float(self.loss.values(self.scores(design, at), labels.values).mean())

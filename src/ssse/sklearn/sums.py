@@ -18,6 +18,8 @@ from ssse.system.memory import human_bytes, memory_budget, spare_memory
 
 CHUNK = 1 << 22  # numbers of X̃ that are made dense at a time
 
+PASSES_OF_A_REFIT = 20  # until scikit-learn's default tolerance is met: benchmarks/sklearn_floor.py
+
 Advance = Callable[[int], None]
 
 
@@ -64,6 +66,17 @@ class TrainingSums:
     @property
     def samples(self) -> int:
         return self.class_counts[0].samples
+
+    def operations(self, samples: int) -> float:
+        """Of a request, about: its samples subtracted, or a new factor, and some passes over what is held."""
+        return float(sum(quadratic.operations(samples) for quadratic in self.all_quadratics))
+
+    def refit_operations(self) -> float:
+        """Of a refit over all samples, about, by first derivatives alone: two products with X in each pass."""
+        scores = sum(
+            quadratic.loss.wide(quadratic.theta, self.coordinates.width).shape[1] for quadratic in self.all_quadratics
+        )
+        return 4.0 * PASSES_OF_A_REFIT * self.samples * self.coordinates.width * scores
 
     @property
     def distance(self) -> float:

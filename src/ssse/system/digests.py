@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+BLAKE3 = "blake3"
+
+
 def digest_bytes(content: bytes | str) -> str:
     """SHA-256 in hex; of a text, of its UTF-8."""
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
@@ -65,6 +68,32 @@ def digest_tensor(tensor: Tensor) -> str:
     """Of dtype, shape and values; independent of how and where the tensor is stored."""
     form = f"{tensor.dtype}{tuple(tensor.shape)}"
     return digest_parts([form, bytes_of(tensor.reshape(1, -1)).data] if tensor.numel() else [form])
+
+
+def digest_stored(tensor: Tensor) -> str:
+    """As `digest_tensor` by BLAKE3, some four times as fast: of what is stored and read again.
+
+    The word before the colon says so. Where there is none, it is SHA-256: before there was another. On one thread: the
+    pool of several that BLAKE3 brings would hang in a process that was forked off.
+    """
+    from blake3 import blake3
+
+    hasher = blake3(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    if tensor.numel():
+        hasher.update(bytes_of(tensor.reshape(1, -1)).data)
+    return f"{BLAKE3}:{hasher.hexdigest()}"
+
+
+def digest_by_rule_of(stored: str, tensor: Tensor) -> str:
+    """Its digest by the function that another one was made by.
+
+    Raises:
+        ValueError: there is no such function.
+    """
+    rule, colon, _ = stored.rpartition(":")
+    if colon and rule != BLAKE3:
+        raise ValueError(f"'{rule}'")
+    return digest_stored(tensor) if colon else digest_tensor(tensor)
 
 
 def digest_tensors(tensors: Mapping[str, Tensor]) -> str:

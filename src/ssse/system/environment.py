@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from ssse.system.version import __version__
@@ -43,5 +44,8 @@ def machine(device: torch.device) -> str:
 
 @cache
 def versions() -> dict[str, str]:
-    packages = {name: version(name) for name in ("torch", "numpy", "scikit-learn")}
+    """Of what numbers may depend on; scikit-learn is not everywhere."""
+    packages = {"torch": version("torch"), "numpy": version("numpy")}
+    with suppress(PackageNotFoundError):
+        packages["scikit-learn"] = version("scikit-learn")
     return {"python": platform.python_version(), **packages, "ssse": __version__}

@@ -1,13 +1,11 @@
-"""A word before long work and a bar during it, where somebody is looking."""
+"""A word before long work and a bar during it, where somebody is looking. Without rich the word is all there is."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 Batch = TypeVar("Batch", bound=tuple[Any, Any])  # (x, y), as many samples as y is long
 
@@ -19,6 +17,25 @@ def bar(text: str, total: int | None, show: bool) -> Iterator[Callable[..., None
     Yields a function that moves it, (how far, new text), or begins it anew for the next stage: (text=…, anew=total), a
     total of 0 where that is not known.
     """
+    if not (show and _has_rich()):
+        say(text, show)
+
+        def stay(done: int = 0, text: str | None = None, anew: int | None = None) -> None:
+            if text is not None:
+                say(text, show)
+
+        yield stay
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),
@@ -28,7 +45,7 @@ def bar(text: str, total: int | None, show: bool) -> Iterator[Callable[..., None
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=not (show and console.is_terminal),
+        disable=not console.is_terminal,
     ) as progress:
         task = progress.add_task(text, total=total)
 
@@ -55,17 +72,39 @@ def track(batches: Iterable[Batch], total: int | None, text: str, show: bool) ->
 
 def say(text: str, show: bool) -> None:
     """A line on stderr before long work; silent when that is not a terminal."""
+    if not show:
+        return
+    if not _has_rich():
+        if sys.stderr.isatty():
+            print(text, file=sys.stderr)
+        return
+    from rich.console import Console
+
     console = Console(stderr=True)
-    if show and console.is_terminal:
+    if console.is_terminal:
         console.print(text, markup=False, highlight=False)
 
 
 @contextmanager
 def waiting(text: str, show: bool) -> Iterator[None]:
     """A spinner while something runs that has no steps to count."""
+    if not (show and _has_rich()):
+        say(text, show)
+        yield
+        return
+    from rich.console import Console
+
     console = Console(stderr=True)
-    if not (show and console.is_terminal):
+    if not console.is_terminal:
         yield
         return
     with console.status(text):
         yield
+
+
+def _has_rich() -> bool:
+    try:
+        import rich.progress  # noqa: F401  # before the bar, not in the midst of it
+    except ModuleNotFoundError:
+        return False
+    return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,12 +26,14 @@ from torch import Tensor
 
 from ssse.errors import BrokenArtefact
 from ssse.system import files
-from ssse.system.digests import digest_json, digest_tensor
+from ssse.system.digests import digest_by_rule_of, digest_json, digest_stored
 from ssse.system.environment import versions
 from ssse.system.version import __version__
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1: tensors by SHA-256; read as before
+READABLE = (1, 2)
 MANIFEST = "manifest.json"
+FILE = re.compile(r"part-\d{5,}\.safetensors|curvature\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -124,10 +127,7 @@ def read_folder(
             if _form(value) != manifest["forms"][key]:
                 raise BrokenArtefact(f"'{path}' was altered: tensor '{key}' has another shape or dtype.")
     if verify:
-        for name, digests in _digests(files).items():
-            for key, digest in digests.items():
-                if digest != manifest["tensors"][name][key]:
-                    raise BrokenArtefact(f"'{source / name}' was altered: tensor '{key}' does not match its digest.")
+        _check_digests(source, files, manifest["tensors"])
     tensors = {key: value for group in files.values() for key, value in group.items()}
     if device is not None and device.type != "cpu":
         tensors = {key: value.to(device) for key, value in tensors.items()}
@@ -154,11 +154,11 @@ def _read_manifest(path: Path, kind: Kind) -> dict[str, Any]:
         version = manifest["format"]
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError) as error:
         raise BrokenArtefact(f"'{path}' is not a manifest of ours: {error}.") from error
-    if version != FORMAT_VERSION or isinstance(version, bool):
+    if version not in READABLE or isinstance(version, bool):
         newer = isinstance(version, int) and version > FORMAT_VERSION
         raise BrokenArtefact(
             f"'{path}' is of format {version}, written by {_writer(manifest)}; this version of ssse ({__version__}) "
-            f"reads format {FORMAT_VERSION}. {'Update ssse.' if newer else 'Fit and save it again.'}"
+            f"reads formats up to {FORMAT_VERSION}. {'Update ssse.' if newer else 'Fit and save it again.'}"
         )
     if manifest.get("digest") != _digest_manifest(manifest):
         raise BrokenArtefact(f"'{path}' was altered: it does not match its own digest.")
@@ -170,8 +170,11 @@ def _read_manifest(path: Path, kind: Kind) -> dict[str, Any]:
             + (f" Load it with {other.reader}." if other else f" It was written by {_writer(manifest)}: update ssse.")
         )
     for entry in ("tensors", "forms"):
-        if entry not in manifest:
+        if not isinstance(manifest.get(entry), dict):
             raise BrokenArtefact(f"'{path}' is not a whole manifest: it lacks '{entry}'.")
+    for name in manifest["tensors"]:
+        if not FILE.fullmatch(name):  # whoever wrote it may have meant a file that is not in this folder
+            raise BrokenArtefact(f"'{path}' names a file that no version of ssse writes: {name!r}.")
     return manifest
 
 
@@ -191,14 +194,37 @@ def _group_into_files(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tens
     return files
 
 
-def _digests(files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, str]]:
-    """In threads: hashing releases the interpreter, and is what a checked load costs."""
+def _digests(
+    parts: Mapping[str, Mapping[str, Tensor]], stored: Mapping[str, Mapping[str, str]] | None = None
+) -> dict[str, dict[str, str]]:
+    """Of every tensor, by the function that its stored one was made by: in threads, each reading what it hashes.
+
+    Hashing releases the interpreter, and to read the files once is what a checked load costs.
+    """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         pending = {
-            name: {key: pool.submit(digest_tensor, value) for key, value in group.items()}
-            for name, group in files.items()
+            name: {
+                key: pool.submit(digest_stored, value)
+                if stored is None
+                else pool.submit(digest_by_rule_of, stored[name][key], value)
+                for key, value in group.items()
+            }
+            for name, group in parts.items()
         }
         return {name: {key: job.result() for key, job in group.items()} for name, group in pending.items()}
+
+
+def _check_digests(
+    source: Path, read: Mapping[str, Mapping[str, Tensor]], stored: Mapping[str, Mapping[str, str]]
+) -> None:
+    try:
+        found = _digests(read, stored)
+    except (ValueError, AttributeError) as error:
+        raise BrokenArtefact(f"'{source / MANIFEST}' holds a digest of a kind that is not known: {error}.") from error
+    for name, digests in found.items():
+        for key, digest in digests.items():
+            if digest != stored[name][key]:
+                raise BrokenArtefact(f"'{source / name}' was altered: tensor '{key}' does not match its digest.")
 
 
 def _form(tensor: Tensor) -> list[Any]:

@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-import tomli_w
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticCustomError
-
 from ssse.erasure.policy import Policy
 from ssse.errors import Damaged, InvalidSetting
 from ssse.intake.importing import is_spec
+from ssse.system.extras import needed_for
+
+with needed_for("A workspace"):
+    import tomli_w
+    from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+    from pydantic_core import PydanticCustomError
 
 FILE = "ssse.toml"
 HEADER = """\

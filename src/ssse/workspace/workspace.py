@@ -12,6 +12,7 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
 from ssse.errors import InvalidSetting
+from ssse.system.extras import needed_for
 from ssse.workspace import settings as toml
 from ssse.workspace.commands.log import read_log
 from ssse.workspace.commands.verify import verify
@@ -277,7 +278,8 @@ class Workspace:
 
     def report(self, output: PathLike | None = None) -> Reported:
         """Check the workspace and write one self-contained page about it: into it, or elsewhere."""
-        from ssse.workspace.commands.report import report
+        with needed_for("The page of a workspace"):
+            from ssse.workspace.commands.report import report
 
         path = None if output is None else Path(output)
         return report(self.folder, path, wait=self.wait, waiting=self._waiting)

@@ -8,6 +8,7 @@ share a parameter. A use of a parameter anywhere but in the forward of its own l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, vjp, vmap
+from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from ssse.problem.batch_forms import Inputs
 from ssse.problem.derivatives.settings import kernels
@@ -30,6 +32,10 @@ from ssse.problem.derivatives.ways import (
     refuse_compiled,
 )
 from ssse.problem.view import ModelView
+
+WEIGHT: dict[int, Callable[..., Tensor]] = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+AT_A_TIME = {"cpu": 2**21, "cuda": 2**28}  # bytes of a convolution's samples at once
 
 
 @dataclass(frozen=True)
@@ -61,14 +67,17 @@ class Layerwise(RowWay):
                 raise Unsuited("no layer that holds some of θ is called as a layer")
             vectors = cores(z.detach(), slice(None))
             r = vectors.shape[1]
-            rows = z.new_zeros(count, r, view.layout.dim)
+            rows = z.new_empty(count, r, view.layout.dim)
             for row in range(r):
                 last = row + 1 == r
                 gradients = torch.autograd.grad(z, edges, vectors.row(row), retain_graph=not last, allow_unused=True)
                 with torch.no_grad():
+                    lacking = dict(places)
                     for call, g in zip(calls, gradients, strict=True):
                         if g is not None:
-                            _add(rows[:, row], places, call, g)
+                            _add(rows[:, row], places, lacking, call, g)
+                    for place in lacking.values():
+                        rows[:, row, place] = 0
         return rows, z.detach()
 
 
@@ -114,12 +123,30 @@ def _by_sample(tensor: Tensor, count: int) -> Tensor:
     return tensor.reshape(count, len(tensor) // count, *tensor.shape[1:])
 
 
-def _add(rows: Tensor, places: dict[int, slice], call: Call, g: Tensor) -> None:
-    """What one run of a layer gives to the rows, shape (n, d)."""
+def _add(rows: Tensor, places: dict[int, slice], lacking: dict[int, slice], call: Call, g: Tensor) -> None:
+    """What one run of a layer gives to the rows, shape (n, d); `lacking`: the parameters that nothing was given yet."""
     parameters = {name: p for name, p in call.layer.named_parameters(recurse=False) if id(p) in places}
-    parts = _rule(call.layer)(call.layer, call.input, _by_sample(g, len(rows)), set(parameters))
-    for name, parameter in parameters.items():
-        rows[:, places[id(parameter)]] += parts[name].reshape(len(rows), -1)
+    first = {name: lacking.pop(id(p), None) is not None for name, p in parameters.items()}
+    rule, g = _rule(call.layer), _by_sample(g, len(rows))
+    for some in _at_a_time(call, g, sum(p.numel() for p in parameters.values())):
+        parts = rule(call.layer, call.input[some], g[some], set(parameters))
+        for name, parameter in parameters.items():
+            target, part = rows[some, places[id(parameter)]], parts[name].flatten(1)
+            if first[name]:  # a pass less over the rows than to add to zeros
+                target.copy_(part)
+            else:
+                target += part
+
+
+def _at_a_time(call: Call, g: Tensor, parameters: int) -> Iterator[slice]:
+    """Of a convolution so many samples as fit AT_A_TIME with what they give; of other layers all."""
+    few = len(g)
+    if type(call.layer) in CONVOLUTIONS:
+        numbers = call.input[0].numel() + g[0].numel() + parameters
+        if g.device.type != "cpu":  # the windows too
+            numbers += call.input[0].numel() * math.prod(call.layer.weight.shape[2:])  # type: ignore[operator,union-attr]
+        few = max(1, AT_A_TIME[g.device.type] // (numbers * g.element_size()))
+    return (slice(start, start + few) for start in range(0, len(g), few))
 
 
 Rule = Callable[[nn.Module, Tensor, Tensor, set[str]], dict[str, Tensor]]
@@ -172,6 +199,55 @@ def _sum_by_entry(layer: nn.Embedding | nn.EmbeddingBag, ids: Tensor, g: Tensor)
     return g.new_zeros(n * entries, width).index_add_(0, places.flatten(), g.flatten(0, 1)).view(n, entries, width)
 
 
+def _convolution(layer: nn.Module, a: Tensor, g: Tensor, names: set[str]) -> dict[str, Tensor]:
+    """On a CPU the kernel that the sum over a batch is taken by, with a group for each image: as fast as that while all
+    of it is in the cache. Elsewhere g Uᵀ of every image, U the windows that its outputs look at.
+    """
+    assert isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+        return _any_layer(layer, a, g, names)
+    n, parts = len(a), a.shape[1]  # each sample may be several images
+    a, images = a.flatten(0, 1), g.flatten(0, 1).shape
+    g = g.reshape(n * parts, layer.groups, layer.out_channels // layer.groups, -1)
+    found = {"bias": g.sum(3).view(n, parts, -1).sum(1)} if "bias" in names else {}
+    if "weight" in names and a.device.type == "cpu" and layer.groups == 1:
+        size = (len(a) * layer.out_channels, *layer.weight.shape[1:])
+        whole = [t.reshape(1, -1, *shape[2:]) for t, shape in ((a, a.shape), (g, images))]
+        pull = WEIGHT[len(layer.kernel_size)]
+        weight = pull(whole[0], size, whole[1], layer.stride, layer.padding, layer.dilation, len(a))
+        found["weight"] = weight.view(n, parts, *layer.weight.shape).sum(1)
+    elif "weight" in names:
+        windows = _windows(layer, a).view(*g.shape[:2], -1, g.shape[3])
+        found["weight"] = (g @ windows.mT).view(n, parts, *layer.weight.shape).sum(1)
+    return found
+
+
+def _windows(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor) -> Tensor:
+    """Shape (n, channels, *kernel, *outputs), in that order in memory."""
+    padded = torch.nn.functional.pad(a, [p for p in reversed(layer.padding) for _ in range(2)])  # type: ignore[misc]
+    axes = len(layer.kernel_size)
+    for axis, (size, stride, dilation) in enumerate(
+        zip(layer.kernel_size, layer.stride, layer.dilation, strict=True), start=2
+    ):
+        padded = padded.unfold(axis, dilation * (size - 1) + 1, stride)[..., ::dilation]
+    order = [0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes)]
+    return padded.permute(order).contiguous()
+
+
+def _batch_norm(layer: nn.Module, a: Tensor, g: Tensor, names: set[str]) -> dict[str, Tensor]:
+    """With the statistics that it holds; by those of the batch, samples are not apart, and the trial sees that."""
+    assert isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
+    mean, variance = layer.running_mean, layer.running_var
+    if mean is None or variance is None:
+        raise Unsuited("a batch norm without statistics mixes the samples of a batch")
+    n = len(a)
+    a, g = (t.flatten(0, 1).reshape(n * t.shape[1], layer.num_features, -1) for t in (a, g))
+    root = (variance + layer.eps).rsqrt()
+    found = {"weight": torch.linalg.vecdot(g, a - mean[:, None]) * root} if "weight" in names else {}
+    found |= {"bias": g.sum(2)} if "bias" in names else {}
+    return {name: part.view(n, -1, layer.num_features).sum(1) for name, part in found.items()}
+
+
 def _layer_norm(layer: nn.Module, a: Tensor, g: Tensor, names: set[str]) -> dict[str, Tensor]:
     assert isinstance(layer, nn.LayerNorm)
     normal = torch.nn.functional.layer_norm(a, layer.normalized_shape, None, None, layer.eps)
@@ -200,4 +276,10 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.Embedding: _embedding,
     nn.EmbeddingBag: _embedding_bag,
     nn.LayerNorm: _layer_norm,
+    nn.Conv1d: _convolution,
+    nn.Conv2d: _convolution,
+    nn.Conv3d: _convolution,
+    nn.BatchNorm1d: _batch_norm,
+    nn.BatchNorm2d: _batch_norm,
+    nn.BatchNorm3d: _batch_norm,
 }
