@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -132,7 +133,7 @@ def killed(rank: int, processes: int, home: Path, run: int, way: Any) -> None:
     torch.set_num_threads(1)
     estimates.MOST_SAMPLES = 2
     with group_of(rank, processes, home / f"meeting-{run}"):
-        data = Samples(linear(), seconds=0.005)
+        data = Samples(linear(), seconds=0.01)
         curvature = fit(data, way, checkpoint=home / "fit", checkpoint_seconds=0.02)
         x = curvature.solve(ones())  # together
         if rank == 0:
@@ -144,7 +145,9 @@ def test_random_kills_of_random_processes_lose_nothing(tmp_path: Path):
     chance, truth, done = random.Random(0), {}, 0
     for way in ("dense", "lowrank"):
         truth[way] = fit(Samples(linear()), way).solve(ones())
-    for turn in range(sized(2, 30)):
+    for turn in itertools.count():
+        if turn >= 2 and done >= sized(0, 100):  # some come too late, and do not count
+            break
         way, home, answer = ("dense", "lowrank")[turn % 2], tmp_path / str(turn), tmp_path / str(turn) / "answer"
         home.mkdir()
         deaths = iter(range(sized(2, 4)))
@@ -155,7 +158,8 @@ def test_random_kills_of_random_processes_lose_nothing(tmp_path: Path):
             for process in started:
                 process.start()
             if death is not None:
-                time.sleep(chance.uniform(0.3, 1.5))
+                wait_for_a_part(home / "fit", started)
+                time.sleep(chance.uniform(0, 0.15))
                 done += end_one(chance.choice(started))
                 for process in started:  # as torchrun does
                     process.terminate()
@@ -168,7 +172,13 @@ def test_random_kills_of_random_processes_lose_nothing(tmp_path: Path):
         assert (n, repeats) == (61, 0)
         torch.testing.assert_close(torch.tensor(x, dtype=torch.float64), truth[way], rtol=NEAR, atol=0)
         assert not (home / "fit").exists()
-    assert done >= sized(2, 100)
+
+
+def wait_for_a_part(folder: Path, started: list[Any]) -> None:
+    """That was not there yet; or until all is over."""
+    before = set(folder.glob("0*"))
+    while set(folder.glob("0*")) <= before and any(process.is_alive() for process in started):
+        time.sleep(0.005)
 
 
 def end_one(process: Any) -> bool:
