@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,21 @@ def fit(data: Dataset, way: Any, rows: Any = "margin", **more: Any) -> ssse.Curv
 
 def ones() -> Tensor:
     return torch.ones(18, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c() -> Iterator[None]:
+    """Ctrl-C is heard, whatever started the tests: what runs in the background may have been told to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path, few_at_a_time):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    data = Samples(linear(), stop=30)
+    assert fit(data, "dense", checkpoint=tmp_path / "fit").n == len(data)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 @pytest.fixture

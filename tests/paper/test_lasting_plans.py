@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import ssse
 from ssse import baselines
 from ssse.baselines.salun import salient
+from ssse.calibration.lengths import DAMPINGS
 from ssse.errors import Diverged
 from ssse.metrics import resurfacing
 from ssse.paper.lasting import methods, plans
@@ -229,26 +230,32 @@ def test_salun(share):
 
 
 def test_ours_is_what_erase_and_repair_does():
-    """The same trials, and the same length of them; the study repairs all lengths at once and walks through them."""
+    """The same trials, and the same step of them; the study repairs all at once and walks through them."""
     case = a_case()
     data, whole = [(case.ground.x, case.ground.y)], ssse.Training(30, RECIPE.rate, SIZE, RECIPE.decay)
     curvature = ssse.Curvature.fit(
         case.original, LOSS, data, weight_decay=RECIPE.decay, damping=0.01, rows="margin", structure="lowrank",
         progress=False,
     )  # fmt: skip
-    direction = ssse.erase(
-        case.original, curvature, LOSS, case.forget, scale=1.0, override=ssse.BOUNDS, progress=False
-    ).direction
-    (ours,) = methods.lasting([case], {case.words: direction}, follow=False)
+    directions = {
+        methods.softened(case.words, times): ssse.erase(
+            case.original, curvature.with_damping(times * 0.01), LOSS, case.forget, scale=1.0, override=ssse.BOUNDS,
+            progress=False,
+        ).direction
+        for times in DAMPINGS
+    }  # fmt: skip
+    (ours,) = methods.lasting([case], directions, follow=False)
     theirs = ssse.erase_and_repair(
         case.original, curvature, LOSS, case.forget, retained=retained(case), held_out=case.held_out, training=whole,
         lengths=FORM.lengths, progress=False,
     )  # fmt: skip
     assert ours["length"] == theirs.length
+    assert ours["damping"] / RECIPE.decay == pytest.approx(theirs.damping / 0.01)
     assert [one["length"] for one in ours["trials"]] == [one.length for one in theirs.trials]
     assert [one["shortfall"] for one in ours["trials"]] == pytest.approx([100 * one.shortfall for one in theirs.trials])
     assert len(ours["along"]) == 1 + case.repairing.epochs
-    chosen = next(trial for trial in theirs.trials if trial.length == theirs.length)
+    step = theirs.damping, theirs.length
+    chosen = next(trial for trial in theirs.trials if (trial.damping, trial.length) == step)
     assert ours["along"][0] == pytest.approx(100 * chosen.before_repair.forgotten)
     assert ours["repaired"]["accuracy"]["forgotten"] == pytest.approx(100 * chosen.seen.forgotten)
 

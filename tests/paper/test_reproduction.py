@@ -145,9 +145,10 @@ def test_what_is_kept_follows_from_its_numbers(name: str):
     stored = json.loads((RESULTS / name / "results.json").read_text(encoding="utf-8"))
     for field in ("command", "seed", "date", "machine", "seconds", "versions"):
         assert stored[field] or field == "seed"
-    assert stored["form"] == "full"
+    experiment, _, size = name.partition("-")
+    assert stored["form"] == (size or "full")
     assert str(Path.home()) not in json.dumps(stored)
-    module = import_module(f"ssse.paper.{name}.run")
+    module = import_module(f"ssse.paper.{experiment}.run")
     if hasattr(module, "compose"):
         again = module.compose(stored["numbers"]).to_dict()
         for part in ("findings", "targets", "summary", "tables", "figures", "notes"):

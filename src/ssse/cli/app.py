@@ -11,8 +11,8 @@ from typer.core import TyperGroup
 
 from ssse.cli import answers, compare, demo, inbox, inspect, record, repair, reproduce, requests
 from ssse.cli.console import EXIT_CODES, complain_of_usage, refuse_nul
+from ssse.system.launcher import launched
 from ssse.system.version import __version__
-from ssse.workspace.engines.processes import launched
 
 USAGE: Any = typer.BadParameter.__mro__[1]  # click's UsageError, which typer brings along under changing names
 

@@ -13,7 +13,6 @@ import typer
 from ssse.cli.console import DAMAGED, Screen, counted, facts, failures_in_one_line, in_one_line
 from ssse.cli.options import STOPPED, Json, Keys, NoWait, Quiet, Verbose, Where, listed, open_workspace
 from ssse.errors import InvalidSetting
-from ssse.workspace.record.describe import named
 
 if TYPE_CHECKING:
     from ssse.workspace.proof.checkpoint import Checkpoint
@@ -117,6 +116,7 @@ def receipt(
         made = open_workspace(workspace, screen, no_wait).receipt(request, output, ids=listed(ids))
         screen.result(made.to_dict())
         from ssse.workspace.record.decision_words import label, why
+        from ssse.workspace.record.describe import named
 
         decision, head = made.receipt.decision, made.receipt.proof.head
         screen.headline(f"The receipt: {made.page}")

@@ -31,7 +31,7 @@ from ssse.cli.options import (
 )
 from ssse.cli.wording import as_settings
 from ssse.erasure.policy import Policy
-from ssse.workspace.engines.processes import joined, launched
+from ssse.system.launcher import launched
 
 Rows = Literal["auto", "expected", "margin", "empirical", "sampled"]
 Structure = Literal["auto", "dense", "lowrank", "matrix_free", "diagonal", "recurrence"]
@@ -180,6 +180,8 @@ def fit(
 
     Several processes fit together: torchrun --nproc-per-node 4 -m ssse fit WORKSPACE
     """
+    from ssse.workspace.engines.processes import joined
+
     screen = Screen(as_json, quiet, verbose)
     with failures_in_one_line(STOPPED, as_json), screen.alone(), joined():
         if launched()[0] > 0:

@@ -261,12 +261,14 @@ class Keeper:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """SIGTERM and Ctrl-C are heard between two batches, and what was done till then is left in the folder.
+        """SIGTERM and Ctrl-C are heard between two batches, and what was done till then is left in the folder. Not
+        where they are ignored, as in the background of a script.
 
         All of it is there when this is done: from then on a process waits for others, and may end at any moment.
         """
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._hear) for number in SIGNALS}
+            heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._hear) for number in heard}
         try:
             yield
             if self.group.size > 1 or self._own:

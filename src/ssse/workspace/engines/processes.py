@@ -9,18 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ssse.system.launcher import launched
+
 if TYPE_CHECKING:
     import numpy as np
 
     from ssse.workspace.settings import Settings
-
-
-def launched() -> tuple[int, int]:
-    """Rank and number of processes, as torchrun tells them; (0, 1) without it."""
-    given = os.environ
-    if not all(given.get(name, "").isdecimal() for name in ("RANK", "WORLD_SIZE")) or "MASTER_ADDR" not in given:
-        return 0, 1
-    return int(given["RANK"]), int(given["WORLD_SIZE"])
 
 
 @contextmanager
