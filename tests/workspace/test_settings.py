@@ -70,20 +70,8 @@ VALUES: dict[str, tuple[str, Any]] = {  # a key → what one may write after --s
 }
 # Parameters of commands that are no settings: what one request is about, and how it is said.
 OF_ONE_CALL = {
-    *(
-        "workspace",
-        "weights",
-        "argument",
-        "again",
-        "when_needed",
-        "by",
-        "due",
-        "forget",
-        "ids",
-        "retrained",
-        "held_out",
-        "request",
-    ),
+    *("workspace", "weights", "argument", "again", "when_needed", "forget", "ids", "retrained", "held_out", "request"),
+    *("by", "due"),
     *("original", "resurfacing", "dry_run", "override", "settings", "as_json", "quiet", "verbose", "no_wait"),
 }
 OPTIONS = {  # of each command: the option, what is given, the key, what it means
