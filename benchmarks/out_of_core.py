@@ -125,7 +125,7 @@ def fit(scratch: Path) -> dict[str, float]:
             add_lower_product(out, some, some)
 
     seconds, memory = watched(
-        lambda: ssse.Curvature.fit(model, "mse", data, memory_budget=BUDGET, **settings)  # type: ignore[arg-type]
+        lambda: ssse.Curvature.fit(model, "mse", data, memory_budget=BUDGET, **settings)  # type: ignore[arg-type]  # settings of several types
     )
     return {
         "fit": seconds, "memory": memory, "read": seconds_of(read)[0], "arithmetic": seconds_of(arithmetic)[0]
