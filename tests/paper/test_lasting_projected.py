@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import ssse
+from ssse.errors import InvalidModel
 from ssse.paper.lasting.projected import ProjectedKernel, Projection, margin_of, projected_rows
 from ssse.paper.resnet import ResNet20
 
@@ -25,6 +27,28 @@ def test_margins_are_those_of_the_loss():
     phi = torch.stack([margin_of(one, label) for one, label in zip(z, y, strict=True)])
     p = z.softmax(1)[torch.arange(7), y]
     assert torch.allclose(phi.sigmoid(), p)
+
+
+def test_projected_rows_are_the_gradients_between_the_projections():
+    """A G Bᵀ of every sample and parameter, from single backward passes."""
+    model, x, y = network()
+    projection = Projection.of(model, side=3)
+    rows, phi = projected_rows(model, x[:9], y[:9], projection)
+    for row, value, image, label in zip(rows, phi, x, y, strict=False):
+        margin = margin_of(model(image[None])[0], label)
+        assert abs(float(margin.detach() - value)) < 1e-12
+        wanted = []
+        for name, slope in zip(projection.left, torch.autograd.grad(margin, list(model.parameters())), strict=True):
+            a, b = projection.left[name], projection.right[name]
+            wanted.append((a @ slope if b is None else a @ slope.flatten(1) @ b.mT).flatten())
+        assert torch.allclose(row, torch.cat(wanted), rtol=1e-9, atol=1e-12)
+    assert not any(layer._forward_hooks for layer in model.modules())
+
+
+def test_layers_that_have_no_projection_are_named():
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LayerNorm(64), torch.nn.Linear(64, 4)).double().eval()
+    with pytest.raises(InvalidModel, match="not of LayerNorm"):
+        projected_rows(model, torch.randn(3, 1, 8, 8).double(), torch.arange(3), Projection.of(model))
 
 
 def test_without_loss_it_is_the_step_of_erase():

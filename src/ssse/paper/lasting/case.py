@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ssse.calibration.lengths import Seen, Splits, shortfall
 from ssse.erasure.repair import repair_training
-from ssse.metrics.attacks import threshold_attack
+from ssse.metrics.attacks import member_rate, threshold_attack
 from ssse.metrics.gaps import divergences, mean_gap
 from ssse.metrics.scores import confidences
 from ssse.paper.lasting.networks import AT_RANDOM, Ground, Twins
@@ -144,18 +145,25 @@ class Case:
         return {name: _accuracy(logits[name], y) for name, (_, y) in self.splits.items()}, logits["forgotten"]
 
     def measure(self, model: nn.Module) -> Numbers:
-        """Beside the retrained network: accuracies in per cent, KL in nats on S, the attack on S against the test."""
+        """Beside the retrained network: accuracies in per cent, KL in nats on S, attacks on S.
+
+        auc: S against test samples of its kind. unseen: the share of S, in per cent, that a threshold between D∖S and
+        all test samples takes for samples that were never trained on, the "MIA" of the papers around SalUn.
+        """
         logits = {name: _logits(model, x) for name, (x, _) in self.splits.items()}
         found = {name: _accuracy(logits[name], y) for name, (_, y) in self.splits.items()}
         wanted, reference = self.wanted
-        phi = confidences(logits["forgotten"], self.splits["forgotten"][1])
-        attack = threshold_attack(phi, confidences(logits["test_same"], self.splits["test_same"][1]))
+        known = {name: confidences(logits[name], y) for name, (_, y) in self.splits.items()}
+        phi, tests = known["forgotten"], [known[name] for name in known if name.startswith("test")]
+        attack = threshold_attack(phi, known["test_same"])
+        members = member_rate(phi, known["retained"], np.concatenate(tests))
         divergence = divergences(logits["forgotten"], [reference], self.splits["forgotten"][1])
         return {
             "accuracy": found,
             "gap": mean_gap(found, wanted),
             "kl": float(divergence.mean()),
             "auc": attack.auc,
+            "unseen": 100 * (1 - float(members)),
             "phi": [round(float(value), 3) for value in phi],
         }
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
 
 import numpy as np
 from torch import Tensor, nn
 
 from ssse import baselines
-from ssse.calibration.lengths import DAMPINGS, START, Trial, walk_in_turn
-from ssse.errors import InvalidSetting
+from ssse.calibration.lengths import DAMPINGS, START, Seen, Trial, walk_in_turn
+from ssse.errors import Diverged, InvalidSetting
 from ssse.paper.lasting.case import Case, Numbers
 from ssse.paper.lasting.lanes import Look, train_lanes
 from ssse.paper.lasting.networks import LOSS
 from ssse.paper.lasting.plans import Opponent, Plan, Settings, cycle_plan, repair_plan
 from ssse.problem.view import ModelView
 
+UNSEEN = Seen(math.nan, math.nan, math.nan, math.nan)
 SCALES = np.geomspace(1e-2, 1e1, 10)  # of the paper's step: it is shown at the best of them
 MOMENTS = (1, 3, 8)
 ASCENDING = (1e-4, 1e-3, 1e-2, 1e-1)  # rates of ascent, of which the first is taken that gets there
@@ -60,44 +61,99 @@ def stepped(cases: Sequence[Case], directions: Directions) -> list[Numbers]:
 def lasting(cases: Sequence[Case], directions: Directions, follow: bool = True) -> list[Numbers]:
     """Ours: damping and length of the step chosen by a few repairs, by the rule of `ssse.erase_and_repair`.
 
-    Side by side all are repaired at once, and the rule walks through what is there. follow: what comes back is looked
-    at for all requests.
+    The rule asks for one repair at a time; those that it asks for of all requests are trained side by side. follow:
+    what comes back is looked at for all requests.
     """
-    tried = [(case, times, length) for case in cases for times, length in product(DAMPINGS, case.lengths)]
-    starts = [_at_length(case, directions[softened(case.words, times)], length) for case, times, length in tried]
-    along = [[case.on_forgotten(start)] for (case, *_), start in zip(tried, starts, strict=True)]
-
-    def look(place: int, _: int, model: nn.Module) -> None:
-        along[place].append(tried[place][0].on_forgotten(model))
-
-    done = trained([case for case, *_ in tried], starts, [repair_plan(case) for case, *_ in tried], look)
-    found = {}
-    for place, ((case, times, length), model) in enumerate(zip(tried, done, strict=True)):
-        seen = case.seen(case.finished(model))
-        damping = times * case.ground.form.recipe.decay
-        found[id(case), times, length] = Trial.of(damping, length, length, seen, seen, case.original_seen), place
-
-    def there(case: Case, times: float, length: float) -> tuple[Trial, int]:
-        return found[id(case), times, length]
-
-    answers, chosen = [], []
-    for case in cases:
-        ways = [partial(there, case, times) for times in DAMPINGS]
-        (best, place), trials = walk_in_turn(ways, case.lengths, START)
-        chosen.append(done[place])
+    search, answers, chosen = _Search(directions), [], []
+    for case, ((best, attempt), trials) in zip(cases, search.decide(cases), strict=True):
+        if attempt.repaired is None:
+            raise Diverged(f"{case.words}: the repair diverged after every step that was tried.")
+        chosen.append(attempt.repaired)
         answers.append(
             {
                 "damping": best.damping,
                 "length": best.length,
                 "trials": [
-                    {"damping": one.damping, "length": one.length, "shortfall": 100 * one.shortfall} for one in trials
+                    {"damping": one.damping, "length": one.length, "shortfall": _points(one.shortfall)}
+                    for one in trials
                 ],
-                "alone": case.measure(starts[place]),
-                "repaired": case.measure(done[place]),
-                "along": along[place],
+                "alone": case.measure(attempt.stepped),
+                "repaired": case.measure(attempt.repaired),
+                "along": attempt.along,
             }
         )
     return joined(answers, resurfaced(cases, chosen, always=follow))
+
+
+def _points(share: float) -> float | None:
+    return None if math.isinf(share) else 100 * share
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One request, one direction, one length: the network after the step, after its repair, and S along the repair."""
+
+    stepped: nn.Module
+    repaired: nn.Module | None  # None where the repair diverged: it is never chosen
+    along: list[float]
+
+
+Asked = tuple[int, float, float]  # the place of the case, times the damping, the length
+
+
+class _Missing(Exception):
+    def __init__(self, asked: Asked):
+        super().__init__(asked)
+        self.asked: Asked = asked
+
+
+class _Search:
+    """The walks of several requests at once: each goes on until it asks for a repair that is not there yet."""
+
+    def __init__(self, directions: Directions):
+        self.directions = directions
+        self.found: dict[Asked, tuple[Trial, _Attempt]] = {}
+
+    def decide(self, cases: Sequence[Case]) -> list[tuple[tuple[Trial, _Attempt], tuple[Trial, ...]]]:
+        while True:
+            decided, missing = [], []
+            for place, case in enumerate(cases):
+                ways = [partial(self._there, place, times) for times in DAMPINGS]
+                try:
+                    decided.append(walk_in_turn(ways, case.lengths, START))
+                except _Missing as one:
+                    missing.append(one.asked)
+            if not missing:
+                return decided
+            self._repair(cases, missing)
+
+    def _there(self, place: int, times: float, length: float) -> tuple[Trial, _Attempt]:
+        asked = place, times, length
+        if asked not in self.found:
+            raise _Missing(asked)
+        return self.found[asked]
+
+    def _repair(self, cases: Sequence[Case], asked: Sequence[Asked]) -> None:
+        some = [cases[place] for place, *_ in asked]
+        starts = [
+            _at_length(case, self.directions[softened(case.words, times)], length)
+            for case, (_, times, length) in zip(some, asked, strict=True)
+        ]
+        along = [[case.on_forgotten(start)] for case, start in zip(some, starts, strict=True)]
+
+        def look(lane: int, _: int, model: nn.Module) -> None:
+            along[lane].append(some[lane].on_forgotten(model))
+
+        done = trained(some, starts, [repair_plan(case) for case in some], look)
+        for one, case, start, model, line in zip(asked, some, starts, done, along, strict=True):
+            _, times, length = one
+            damping = times * case.ground.form.recipe.decay
+            if model is None:
+                trial = Trial(damping, length, length, UNSEEN, UNSEEN, math.inf, 0.0)
+            else:
+                seen = case.seen(case.finished(model))
+                trial = Trial.of(damping, length, length, seen, seen, case.original_seen)
+            self.found[one] = trial, _Attempt(start, model, line)
 
 
 def ascended(cases: Sequence[Case]) -> list[Numbers]:
@@ -120,7 +176,9 @@ def tuned(cases: Sequence[Case], opponent: Opponent) -> list[Numbers]:
     gaps = np.full((2, len(tried)), np.inf)  # infinite where the training diverged
     for (place, model), repaired in zip(whole, done, strict=True):
         case = tried[place][0]
-        gaps[:, place] = case.measure(model)["gap"], case.measure(case.finished(repaired))["gap"]
+        gaps[0, place] = case.measure(model)["gap"]
+        if repaired is not None:
+            gaps[1, place] = case.measure(case.finished(repaired))["gap"]
     answers = []
     for values in np.split(gaps, len(cases), axis=1):
         alone, repaired = values.argmin(1)
@@ -164,11 +222,13 @@ def mended(cases: Sequence[Case], starts: Sequence[nn.Module]) -> list[Numbers]:
         along[place].append(cases[place].on_forgotten(model))
 
     done = trained(cases, starts, [repair_plan(case) for case in cases], look)
-    done = [case.finished(model) for case, model in zip(cases, done, strict=True)]
-    answers = [
-        {"repaired": case.measure(model), "along": line} for case, model, line in zip(cases, done, along, strict=True)
-    ]
-    return joined(answers, resurfaced(cases, done))
+    whole = [place for place, model in enumerate(done) if model is not None]
+    answers: list[Numbers] = [{} for _ in cases]  # empty where the repair diverged
+    healed = [case.finished(model) for case, model in zip(cases, done, strict=True) if model is not None]
+    followed = resurfaced([cases[place] for place in whole], healed)
+    for place, model, one in zip(whole, healed, followed, strict=True):
+        answers[place] = {"repaired": cases[place].measure(model), "along": along[place], **one}
+    return answers
 
 
 def resurfaced(cases: Sequence[Case], models: Sequence[nn.Module], always: bool = False) -> list[Numbers]:
@@ -188,14 +248,15 @@ def resurfaced(cases: Sequence[Case], models: Sequence[nn.Module], always: bool 
 
 def trained(
     cases: Sequence[Case], starts: Sequence[nn.Module], plans: Sequence[Plan], look: Look | None = None
-) -> list[nn.Module]:
+) -> list[nn.Module | None]:
+    """None where the training diverged."""
     if not cases:
         return []
     ground = cases[0].ground
-    models = train_lanes(
-        ground.x, starts, plans, autocast=ground.form.recipe.autocast, look=look, progress=ground.settings.show_progress
-    )
-    return [model for model in models if model is not None]
+    return train_lanes(
+        ground.x, starts, plans, autocast=ground.form.recipe.autocast, look=look, keep=True,
+        progress=ground.settings.show_progress,
+    )  # fmt: skip
 
 
 def joined(*parts: Sequence[Numbers]) -> list[Numbers]:

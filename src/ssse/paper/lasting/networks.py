@@ -45,7 +45,7 @@ class Form:
     seeds: int
     shadows: int = 0
     noise: float = 0.0
-    lengths: tuple[float, ...] = (0.35, 0.5, 0.7, 1.0, 1.4)
+    lengths: tuple[float, ...] = (0.25, 0.35, 0.5, 0.7, 1.0)
     opponents_of_all_seeds: bool = True
     projected: bool = False
 

@@ -1,24 +1,29 @@
 """The step of a network whose rows fit no memory: the kernel from projected gradients, one weighted backward pass.
 
 In the dual form a step is Rᵀβ + eθ, and β needs nothing of the rows but their n×n kernel. A layer's gradient G is
-projected on both sides, AGBᵀ with random A and B, which keeps inner products on average; these few thousand numbers a
-sample are the gradient by Z of the network at W + AᵀZB, so that G itself is held for a few samples only. Then
-Rᵀβ = ∇ Σ βᵢφᵢ is one pass over the data.
+projected on both sides, AGBᵀ with random A and B, which keeps inner products on average. Of a layer y = Wa it is
+(A ∂φ/∂y)(Ba)ᵀ, and so the gradient by Z, a matrix for every sample that is zero, of the network with y + AᵀZBa there:
+one backward pass for all samples, in which no G is ever formed. Then Rᵀβ = ∇ Σ βᵢφᵢ is one pass over the data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jvp, vmap
+from torch.func import functional_call, jvp, vmap
 
+from ssse.errors import InvalidModel
 from ssse.system.progress import bar
 
 SIDE = 24  # rows of A and of B
-GROUP = 128  # samples whose gradients are held at a time
+GROUP = 500  # samples of a backward pass, each with a Z of its own in every layer
 PASS = 1_000
 
 
@@ -44,22 +49,59 @@ class Projection:
             right[name] = None if value.dim() < 2 else matrix(value[0].numel(), value)
         return cls(left, right)
 
-    def zero(self) -> dict[str, Tensor]:
-        """Z = 0, in its shapes."""
+    def zero(self, count: int) -> dict[str, Tensor]:
+        """Z of so many samples."""
         found = {}
         for name, a in self.left.items():
             b = self.right[name]
-            found[name] = a.new_zeros(len(a) if b is None else (len(a), len(b)))
+            sides = (len(a),) if b is None else (len(a), len(b))
+            found[name] = a.new_zeros(count, *sides, requires_grad=True)
         return found
 
-    def moved(self, parameters: Mapping[str, Tensor], z: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """W + AᵀZB of every parameter."""
-        found = {}
-        for name, value in parameters.items():
-            a, b = self.left[name], self.right[name]
-            change = a.mT @ z[name] if b is None else a.mT @ z[name] @ b
-            found[name] = value + change.reshape(value.shape)
-        return found
+    def changed(self, name: str, layer: nn.Module, given: Tensor, out: Tensor, z: Mapping[str, Tensor]) -> Tensor:
+        """What the layer would give with its parameters moved by AᵀZB."""
+        for own, value in layer.named_parameters(recurse=False):
+            key = f"{name}.{own}"
+            a, b, some = self.left[key], self.right[key], z[key]
+            if b is not None:  # a weight: ZBa, of shape (n, rows of A, places)
+                image = some @ _times(layer, value, b, given)
+                out = out + (a.mT @ image).reshape(out.shape)
+            else:
+                along = (some @ a).reshape(len(out), -1, *[1] * (out.dim() - 2))
+                out = out + (along * _normalised(layer, given) if own == "weight" else along)
+        return out
+
+
+def _times(layer: nn.Module, weight: Tensor, b: Tensor, given: Tensor) -> Tensor:
+    """B on what the layer's weight is multiplied with: shape (n, rows of B, places)."""
+    if isinstance(layer, nn.Linear):
+        return F.linear(given, b)[:, :, None]
+    if isinstance(layer, nn.Conv2d) and layer.groups == 1 and not isinstance(layer.padding, str):
+        kernels = b.view(-1, *weight.shape[1:])
+        return F.conv2d(given, kernels, None, layer.stride, layer.padding, layer.dilation).flatten(2)
+    raise InvalidModel(f"Projected gradients are of convolutions, linear layers and BatchNorm, not of {layer}.")
+
+
+def _normalised(layer: nn.Module, given: Tensor) -> Tensor:
+    """What a BatchNorm in eval mode multiplies with its weight."""
+    if not isinstance(layer, nn.BatchNorm2d) or layer.running_mean is None or layer.running_var is None:
+        raise InvalidModel(f"Projected gradients are of convolutions, linear layers and BatchNorm, not of {layer}.")
+    return F.batch_norm(given, layer.running_mean, layer.running_var, eps=layer.eps)
+
+
+@contextmanager
+def _moved(model: nn.Module, projection: Projection, z: Mapping[str, Tensor]) -> Iterator[None]:
+    """The model with AᵀZB added to every parameter, for each sample its own."""
+
+    def hook(name: str, layer: nn.Module, given: tuple[Any, ...], out: Tensor) -> Tensor:
+        return projection.changed(name, layer, given[0], out, z)
+
+    with ExitStack() as stack:
+        for name, layer in model.named_modules():
+            if next(layer.parameters(recurse=False), None) is not None:
+                handle = layer.register_forward_hook(partial(hook, name))
+                stack.callback(handle.remove)
+        yield
 
 
 def margin_of(outputs: Tensor, label: Tensor) -> Tensor:
@@ -69,24 +111,20 @@ def margin_of(outputs: Tensor, label: Tensor) -> Tensor:
     return own - others.logsumexp(0)
 
 
-@torch.no_grad()
+@torch.enable_grad()
 def projected_rows(
     model: nn.Module, x: Tensor, y: Tensor, projection: Projection, progress: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The projected ∇φ of every sample, shape (n, Σ sizes of Z), and φ, shape (n,). The model is in eval mode."""
-    parameters, zero = dict(model.named_parameters()), projection.zero()
-
-    def margin(z: Mapping[str, Tensor], image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = functional_call(model, projection.moved(parameters, z), (image[None],))[0]
-        phi = margin_of(outputs, label)
-        return phi, phi
-
     rows, phis = [], []
     with bar("projected gradients", len(x), progress) as advance:
         for images, labels in zip(x.split(GROUP), y.split(GROUP), strict=True):
-            slopes, phi = vmap(grad(margin, has_aux=True), (None, 0, 0))(zero, images, labels)
-            rows.append(torch.cat([slopes[name].flatten(1) for name in zero], dim=1))
-            phis.append(phi)
+            z = projection.zero(len(images))
+            with _moved(model, projection, z):
+                phi = vmap(margin_of)(model(images), labels)
+            slopes = torch.autograd.grad(phi.sum(), list(z.values()))
+            rows.append(torch.cat([slope.flatten(1) for slope in slopes], dim=1))
+            phis.append(phi.detach())
             advance(len(images))
     return torch.cat(rows), torch.cat(phis).double()
 

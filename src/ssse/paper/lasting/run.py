@@ -123,7 +123,8 @@ def _attacked(answers: Mapping[str, Mapping[str, Mapping[str, Numbers]]]) -> dic
     for words in next(iter(answers[OURS].values())):
         never = [one[words]["alone"]["phi"] for one in answers[RETRAINED].values()]
         for method, way in ATTACKED:
-            erased = [answers[method][seed][words][way]["phi"] for seed in answers[RETRAINED]]
+            there = [answers[method][seed][words].get(way) for seed in answers[RETRAINED]]
+            erased = [one["phi"] for one in there if one is not None]  # but for those whose training diverged
             score = u_lira(np.array(erased), np.array(never))
             found.setdefault(words, {})[f"{method} {way}"] = {
                 "accuracy": score.accuracy, "low": score.low, "high": score.high, "models": len(erased),

@@ -17,6 +17,7 @@ SPLITS = (("retained", "D∖S"), ("forgotten", "S"), ("test_other", "T∖T_a"), 
 
 def tables(numbers: Numbers) -> list[PageTable]:
     found = [_methods(numbers, rate, words) for rate, words in kinds(numbers).items()]
+    found += [four for rate, words in kinds(numbers).items() if rate < 0.5 and (four := _four(numbers, rate, words))]
     found += [_ours(numbers), _opponents(numbers), _cost(numbers)]
     return found + ([_attacks(numbers)] if numbers["attacked"] else [])
 
@@ -97,7 +98,7 @@ def _ours(numbers: Numbers) -> PageTable:
                 before = numbers["answers"][NOTHING][seed][words]["alone"]["gap"]
                 moments = one.get("moments") or []
                 rise = moments[-1]["accuracy"] - moments[0]["accuracy"] if moments else None
-                tried = "; ".join(f"{t['damping']:g}, {t['length']:g}: {t['shortfall']:.2f}" for t in one["trials"])
+                tried = "; ".join(map(_trial, one["trials"]))
                 repaired, least = one["repaired"], numbers["floors"].get(words)
                 rows.append(
                     [
@@ -125,6 +126,41 @@ def _ours(numbers: Numbers) -> PageTable:
     )
     note = "Shortfall: the gap as S, held-out and retained samples tell it, in points; the smallest decides."
     return PageTable("Ours, request by request: the curves that each step was chosen from", columns, rows, note=note)
+
+
+def _trial(one: Numbers) -> str:
+    told = "diverged" if one["shortfall"] is None else f"{one['shortfall']:.2f}"
+    return f"{one['damping']:g}, {one['length']:g}: {told}"
+
+
+def _four(numbers: Numbers, rate: float, removed: str) -> PageTable | None:
+    """The four numbers that the papers around SalUn average, and their differences to the retrained network."""
+    if not len(values(numbers, RETRAINED, "alone", rate, "unseen")):
+        return None
+    rows: list[list[Any]] = []
+    for method, way, label, _ in (*WAYS, (RETRAINED, "alone", "retrained", "floor")):
+        apart, shown = [], []
+        for seed, by_request in numbers["answers"].get(method, {}).items():
+            for words in requests_of(numbers, rate):
+                if way in by_request[words]:
+                    own = _as_they_do(by_request[words][way])
+                    wanted = _as_they_do(numbers["answers"][RETRAINED][seed][words]["alone"])
+                    shown.append(own)
+                    apart.append(np.abs(own - wanted).mean())
+        if shown:
+            rows.append([label, len(shown), *map(float, np.mean(shown, axis=0)), float(np.mean(apart))])
+    columns = ("method", "networks", "UA", "RA", "TA", "MIA", "mean difference")
+    note = (
+        "As the papers around SalUn count, in per cent: samples of S that are wrong (UA), accuracy on D∖S (RA) and on "
+        "test samples (TA), and the share of S that a threshold on the confidence, found between D∖S and test samples, "
+        "takes for never trained on (MIA)."
+    )
+    return PageTable(f"Removed: {removed}, in four numbers", columns, rows, note=note)
+
+
+def _as_they_do(one: Numbers) -> np.ndarray:
+    known = one["accuracy"]
+    return np.array([100 - known["forgotten"], known["retained"], known["test_same"], one["unseen"]])
 
 
 def _opponents(numbers: Numbers) -> PageTable:

@@ -52,7 +52,7 @@ def answers_of(numbers: Numbers, method: str, rate: float, like: str | None = No
 
 
 def values(numbers: Numbers, method: str, way: str, rate: float, name: str, like: str | None = None) -> np.ndarray:
-    """One measure: "gap", "kl", "auc", or the accuracy on a split."""
+    """One measure: "gap", "kl", "auc", "unseen", or the accuracy on a split."""
     found = [one[way] for one in answers_of(numbers, method, rate, like) if way in one]
     return np.array([one[name] if name in one else one["accuracy"].get(name, np.nan) for one in found], dtype=float)
 
