@@ -9,7 +9,12 @@ import pytest
 import torch
 
 import ssse
+from ssse.curvature.lowrank import LowRankStructure
 from ssse.errors import ModelMismatch
+from ssse.problem.cores import DenseCores
+from ssse.problem.derivatives import layerwise
+from ssse.problem.derivatives.layerwise import Layerwise
+from ssse.problem.derivatives.loop import Loop
 from ssse.problem.problem import Problem
 from ssse.rows.kinds import RowKind, measure, measure_held
 from tests.support import problems
@@ -80,6 +85,39 @@ def test_cuda_solves_for_margins_as_the_cpu_does(options, dtype):
         assert erasure.diagnostics.solve_residual < 1e-9
         found.append(erasure.direction.cpu())
     assert float((found[1] - found[0]).norm() / found[0].norm()) < (1e-8 if dtype == torch.float64 else 1e-3)
+
+
+@pytest.mark.parametrize("rows", ["empirical", "margin"])
+def test_a_split_kernel_is_as_near_as_one_of_float32(rows):
+    sample = problems.mlp(n=300, dtype=torch.float32)
+    model, found = copy.deepcopy(sample.model).cuda(), {}
+    before = torch.backends.cuda.matmul.fp32_precision
+    for kernel in ("float64", "split"):
+        curvature = ssse.Curvature.fit(
+            model, sample.loss, sample.data, damping=1e-2, weight_decay=1e-2, rows=rows,
+            structure=ssse.LowRank(kernel=kernel), progress=False,
+        )  # fmt: skip
+        assert isinstance(curvature.structure, LowRankStructure)
+        found[kernel] = curvature.structure.grams[0].square.tril().double()
+    assert torch.backends.cuda.matmul.fp32_precision == before
+    length = found["float64"].norm()
+    assert float((found["split"] - found["float64"]).norm() / length) < 2e-6
+
+
+@pytest.mark.parametrize("at_once", [1, 2**28])
+def test_cuda_rows_of_convolutions_are_those_of_single_backward_passes(at_once, monkeypatch):
+    monkeypatch.setitem(layerwise.AT_A_TIME, "cuda", at_once)
+    creature = animal("resnet")
+    model = copy.deepcopy(creature.model).double().cuda()
+    assert isinstance(creature.x, torch.Tensor)
+    x, y = creature.x.double().cuda(), creature.y.cuda()
+    problem = Problem(model, "cross_entropy", "all", (x, y))
+    assert problem.derivatives.choose_rows(problem, x) == Layerwise()
+    cores = DenseCores(torch.randn(len(x), 2, problem.outputs, dtype=torch.float64, device="cuda"))
+    by_layers, by_loop = (
+        way.rows(problem, x, lambda _, which: cores.samples(which))[0] for way in (Layerwise(), Loop())
+    )
+    torch.testing.assert_close(by_layers, by_loop, rtol=1e-9, atol=1e-12)
 
 
 REFINED = [problems.linear("cross_entropy", n=60), problems.mlp(n=60), problems.conv(n=40)]

@@ -12,6 +12,7 @@ from ssse.curvature.lowrank import LowRankBuilder, LowRankStructure
 from ssse.curvature.structure import LeftOut
 from ssse.errors import InvalidSetting, NotPositiveDefinite, PrecisionLost
 from ssse.problem.batches import regroup
+from ssse.problem.parameters import Block
 from ssse.rows import wide
 from ssse.rows.held import ExplicitRows
 from tests.support import dense, problems
@@ -224,10 +225,35 @@ def test_the_plan_says_where_memory_forbids_it():
 
 
 def test_bad_choices_of_precision():
-    with pytest.raises(InvalidSetting, match="kernel must be one of auto, rows, float64"):
+    with pytest.raises(InvalidSetting, match="kernel must be one of auto, rows, float64, split, not 'float16'"):
         ssse.LowRank(kernel="float16")  # type: ignore[arg-type]
     with pytest.raises(InvalidSetting, match="leave out rank= or kernel="):
         ssse.LowRank(rank=3, kernel="float64")
+    with pytest.raises(InvalidSetting, match="leave out rank= or kernel="):
+        ssse.LowRank(rank=3, kernel="split")
+    for sample, what in (
+        (problems.mlp(dtype=torch.float32), "of a network, in torch.float32, on cpu"),
+        (problems.linear("cross_entropy"), "of a linear model, in torch.float64, on cpu"),
+    ):
+        with pytest.raises(InvalidSetting, match=f"tensor cores of a GPU; these are {what}. Use kernel='rows'"):
+            fit(sample, structure=ssse.LowRank(kernel="split"))
+
+
+@pytest.mark.parametrize("rows", ["empirical", "margin"])
+def test_a_split_kernel_is_that_of_the_rows(rows, monkeypatch):
+    """On a CPU the halves are multiplied as float32 is: what is tested is that all of them are, tile by tile."""
+    monkeypatch.setattr(wide, "COLUMNS", 10)
+    structure = held(fit(problems.mlp(dtype=torch.float32), rows=rows, structure=ssse.LowRank(kernel="rows")))
+    for blocks in ((), (Block("a", ((0, 20),)), Block("b", ((20, structure.rows.dim),)))):
+        builder = LowRankBuilder(structure.salt, blocks=blocks, split=True)
+        builder.parts = [structure.rows.select(torch.arange(i, i + 5)) for i in (0, 5, 10)]
+        whole = torch.cat([part.to(torch.float64).matrix() for part in builder.parts])
+        found, v = builder.build(structure.ridge), vector(whole.shape[1])
+        for block in blocks or (Block("all", ((0, whole.shape[1]),)),):
+            part = block.take(whole, dim=1)
+            matrix = part.T @ part + structure.ridge * torch.eye(block.size, dtype=torch.float64)
+            true = torch.linalg.solve(matrix, block.take(v))
+            assert_near(block.take(found.solve(v)), true, 1e-4)
 
 
 def test_a_request_holds_no_second_copy_of_rows_or_kernel_but_one(monkeypatch):

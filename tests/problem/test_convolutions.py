@@ -44,10 +44,15 @@ class Twice(nn.Module):
         return self.last(z[:, :5]) + z.square().mean(1, keepdim=True)
 
 
+@pytest.mark.parametrize("in_groups", [("cpu",), ()], ids=["groups", "windows"])
 @pytest.mark.parametrize("at_a_time", [1, 2**21])
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("layer", LAYERS, ids=repr)
-def test_rows_of_a_layer(layer: nn.Module, times: int, at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_layer(
+    layer: nn.Module, times: int, at_a_time: int, in_groups: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a CPU, and as on a GPU."""
+    monkeypatch.setattr(layerwise, "IN_GROUPS", in_groups)
     monkeypatch.setitem(layerwise.AT_A_TIME, "cpu", at_a_time)
     generator = torch.Generator().manual_seed(0)
     model = Twice(layer, times).double().eval()

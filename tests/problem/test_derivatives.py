@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import ssse
 from ssse.errors import InvalidModel
 from ssse.problem.cores import DenseCores
-from ssse.problem.derivatives.choice import PRODUCT_WAYS, ROW_WAYS
+from ssse.problem.derivatives.choice import PRODUCT_WAYS, ROW_WAYS, row_ways
 from ssse.problem.derivatives.layerwise import Layerwise
 from ssse.problem.derivatives.loop import Loop
 from ssse.problem.derivatives.products import DoubleBackward, ForwardMode
@@ -56,6 +56,19 @@ def test_the_first_way_that_works_is_taken(name, rows, products):
     assert problem.derivatives.choose_products(problem, creature.x) == products
     assert problem.derivatives.in_words == ("" if rows == Vectorised() else str(rows))
     assert len(problem.derivatives.notes) == (rows != ROW_WAYS[0]) + (products != PRODUCT_WAYS[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen", "first"),
+    [("resnet", "all", Layerwise()), ("resnet", "head", Vectorised()), ("mlp", "all", Vectorised())],
+)
+def test_on_a_gpu_convolutions_are_tried_layer_by_layer_first(name, chosen, first):
+    creature = animal(name)
+    problem = Problem(creature.model, "cross_entropy", chosen, (creature.x, creature.y))
+    assert row_ways(problem) == ROW_WAYS
+    problem.device = torch.device("cuda")  # nothing is computed
+    assert row_ways(problem)[0] == first
+    assert sorted(map(str, row_ways(problem))) == sorted(map(str, ROW_WAYS))
 
 
 def test_a_linear_model_tries_nothing():

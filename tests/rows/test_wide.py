@@ -35,6 +35,49 @@ def test_products_are_those_of_the_wider_numbers(columns):
         torch.testing.assert_close(found, matrix.double() @ right.double().T, rtol=1e-13, atol=1e-13)
 
 
+def cut(x: torch.Tensor) -> torch.Tensor:
+    """As tensor cores read float32: the last 13 bits are not there."""
+    return (x.view(torch.int32) & -(2**13)).view(torch.float32)
+
+
+def test_halves_are_what_tensor_cores_can_read():
+    x = torch.cat([numbers(1000), 1e30 * numbers(50), 1e-30 * numbers(50), torch.tensor([0.0, -0.0, 1.0, -1 / 3])])
+    high, low = wide.halves(x.view(-1, 2)[:, 0])  # a view with gaps
+    x = x[::2]
+    assert torch.equal(cut(high), high)
+    assert torch.equal(high.double() + low.double(), x.double())
+    assert bool((low.abs() <= 2.0**-11 * x.abs()).all())
+
+
+def test_three_products_of_halves_are_as_good_as_float32():
+    """With numbers cut as tensor cores cut them, summed without rounding; one product alone is not enough."""
+    a, b = numbers(M, 400), numbers(M, 400, seed=1)
+    b[:5] = a[:5]
+    true, most = a.double() @ b.double().T, a.abs().double() @ b.abs().double().T
+    (h, rest), (g, remaining) = ((cut(part).double() for part in wide.halves(x)) for x in (a, b))
+    assert bool(((h @ g.T + h @ remaining.T + rest @ g.T - true).abs() <= 2.0**-19 * most).all())
+    assert bool(((h @ g.T - true).abs() > 2.0**-17 * most).any())
+
+
+@pytest.mark.parametrize("columns", [7, 2**13])
+@pytest.mark.parametrize("before", ["none", "ieee", "tf32"])
+def test_split_kernels_are_near_those_of_float64(columns, before, monkeypatch):
+    monkeypatch.setattr(wide, "COLUMNS", columns)
+    matrix, other = numbers(M, D), numbers(5, D, seed=1)
+    products = torch.backends.cuda.matmul
+    was = products.fp32_precision
+    products.fp32_precision = before
+    try:
+        found = [wide.kernel(matrix, right, "split") for right in (matrix, other)]
+        assert products.fp32_precision == before
+    finally:
+        products.allow_tf32 = False
+        products.fp32_precision = was
+    for kernel, right in zip(found, (matrix, other), strict=True):
+        assert kernel.dtype == torch.float32
+        torch.testing.assert_close(kernel.double(), matrix.double() @ right.double().T, rtol=1e-5, atol=1e-4)
+
+
 def test_equal_precisions_are_left_alone():
     matrix = numbers(M, D)
     assert wide.times(matrix, numbers(D)).dtype == torch.float32

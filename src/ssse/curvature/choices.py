@@ -25,7 +25,7 @@ from ssse.errors import InvalidSetting
 from ssse.problem.parameters import Block, Layout, LinearShape, make_blocks
 
 Preconditioner = Literal["auto", "none", "diagonal", "dense"]
-KernelPrecision = Literal["auto", "rows", "float64"]
+KernelPrecision = Literal["auto", "rows", "float64", "split"]
 NARROW = 3  # by which a product of features with one vector for each output is slower than one of squares
 PRECONDITIONER_SHARE = 0.4  # of the memory budget, that dense blocks as a preconditioner may take
 
@@ -99,7 +99,8 @@ class LowRank(Choice):
     Attributes:
         rank: keep so many directions of all of θ, without blocks, instead of the rows.
         kernel: the precision of the kernel, its factor and all solutions, the rows staying as they are: "rows", that of
-            the rows; "float64"; or "auto": float64 for the margin rows of a network, where it fits the memory.
+            the rows; "float64"; or "auto": float64 for the margin rows of a network, where it fits the memory. "split":
+            that of float32 rows on a GPU, on its tensor cores.
     """
 
     rank: int | None = None
@@ -119,7 +120,7 @@ class LowRank(Choice):
         if self.kernel not in get_args(KernelPrecision):
             named = ", ".join(get_args(KernelPrecision))
             raise InvalidSetting(f"kernel must be one of {named}, not {self.kernel!r}.")
-        if self.rank is not None and self.kernel == "float64":
+        if self.rank is not None and self.kernel in ("float64", "split"):
             raise InvalidSetting("rank keeps directions instead of a kernel: leave out rank= or kernel=.")
 
     def working(self, rows: torch.dtype) -> torch.dtype:
@@ -147,11 +148,18 @@ class LowRank(Choice):
         if self.rank is not None:
             return TruncatedBuilder(self.rank, ground.dtype, ground.linear)
         wider = None if self.working(ground.dtype) == ground.dtype else self.working(ground.dtype)
-        return LowRankBuilder(ground.salt, ground.dtype, ground.blocks, wider, ground.linear)
+        split = self.kernel == "split"
+        if split and (ground.linear is not None or ground.dtype != torch.float32 or ground.device.type != "cuda"):
+            what = "network" if ground.linear is None else "linear model"
+            raise InvalidSetting(
+                "kernel='split' multiplies the float32 rows of a network on the tensor cores of a GPU; these are of a "
+                f"{what}, in {ground.dtype}, on {ground.device.type}. Use kernel='rows' or 'float64'."
+            )
+        return LowRankBuilder(ground.salt, ground.dtype, ground.blocks, wider, ground.linear, split)
 
     def __str__(self) -> str:
-        if self.kernel == "float64":
-            return f"{self.kind} with a float64 kernel"
+        if self.kernel in ("float64", "split"):
+            return f"{self.kind} with a {self.kernel} kernel"
         return self.kind if self.rank is None else f"{self.kind}, rank {self.rank}"
 
 

@@ -18,6 +18,7 @@ from ssse.problem.sample_digests import find_places
 from ssse.rows.held import HeldRows, LinearRows, SlabRows, StackedRows
 from ssse.rows.joined import join_rows, rows_from_tensors
 from ssse.rows.margin import MarginRows
+from ssse.rows.wide import Sums
 
 TILE_ROWS = 4096
 TILE_BYTES = {"cpu": 2**29, "cuda": 2**33}
@@ -32,7 +33,8 @@ class LowRankBuilder(Builder):
     """Keeps every row, in tiles large enough for fast products; RRᵀ of every block is made at the end, its lower half.
 
     Without `blocks`, one block over everything. `kernel_dtype`: the precision of RRᵀ and its factor, where it is wider
-    than that of the rows. The few numbers of a linear model's rows are then kept in it too.
+    than that of the rows. The few numbers of a linear model's rows are then kept in it too. `split`: RRᵀ of
+    float32 rows on tensor cores.
     """
 
     keeps_rows = True
@@ -44,12 +46,14 @@ class LowRankBuilder(Builder):
         blocks: Sequence[Block] = (),
         kernel_dtype: torch.dtype | None = None,
         linear: LinearShape | None = None,
+        split: bool = False,
     ) -> None:
         self.salt: bytes = salt
         self.dtype: torch.dtype | None = dtype
         self.blocks: tuple[Block, ...] = tuple(blocks)
         self.kernel_dtype: torch.dtype | None = kernel_dtype
         self.linear: LinearShape | None = linear
+        self.split: bool = split
         self.parts: list[HeldRows] = []
         self.waiting: list[HeldRows] = []
         self.marked: int = 0  # parts that are kept elsewhere
@@ -90,12 +94,13 @@ class LowRankBuilder(Builder):
         count = sum(part.count for part in parts)
         sample = next(iter(self.parts[0].tensors().values()))
         dtype = self.kernel_dtype or sample.dtype
+        sums: Sums = "split" if self.split else dtype
         square = torch.zeros(count, count, dtype=dtype, device=sample.device)
         top = 0
         for i, part in enumerate(parts):
             left = 0
             for other in parts[: i + 1]:
-                square[top : top + part.count, left : left + other.count] = part.kernel(other, dtype)
+                square[top : top + part.count, left : left + other.count] = part.kernel(other, sums)
                 left += other.count
             top += part.count
         return square

@@ -17,6 +17,7 @@ from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.parameters import Block, LinearShape
 from ssse.rows.held import HeldRows, LinearRows
 from ssse.rows.joined import rows_from_tensors
+from ssse.rows.wide import Sums
 from ssse.system.group import ALONE, Group
 
 
@@ -72,6 +73,7 @@ def block_rows(
 ) -> list[Tensor]:
     """Of the kernel of each block: in the tile on the diagonal and to the right of it."""
     dtype = builder.kernel_dtype or form.dtype
+    sums: Sums = "split" if builder.split else dtype
     empty = SharedKernel(torch.empty(0), {}, 0.0, "", tiles, group)
     own = len(tiles.rows_of(group.rank))
     squares = [torch.zeros(own, tiles.count, dtype=dtype, device=group.device) for _ in blocks]
@@ -82,7 +84,7 @@ def block_rows(
             for other, place in empty.places.items():
                 if other <= tile:
                     here = columns_of(parts[other], block, form.apart)
-                    square[place, tiles.slices[tile]] = here.kernel(there, dtype)
+                    square[place, tiles.slices[tile]] = here.kernel(there, sums)
 
     pass_around(tiles, parts, _rebuilding(form.shape), group, visit)
     return squares

@@ -68,8 +68,8 @@ class HeldRows(Rows):
         """out += ± RᵀR on the block; only the lower triangle of `out` is written."""
 
     @abstractmethod
-    def kernel(self, other: HeldRows, dtype: torch.dtype | None = None) -> Tensor:
-        """R R'ᵀ, shape (m, m'), in this precision where it is wider than that of the rows."""
+    def kernel(self, other: HeldRows, sums: wide.Sums | None = None) -> Tensor:
+        """R R'ᵀ, shape (m, m'), summed in this precision where it is wider than that of the rows, or split."""
 
     @abstractmethod
     def slabs(self, block: Block) -> Sequence[HeldRows]:
@@ -120,8 +120,8 @@ class ExplicitRows(HeldRows):
         part = self.restricted(block)
         add_lower_product(out, part, part, sign)
 
-    def kernel(self, other: HeldRows, dtype: torch.dtype | None = None) -> Tensor:
-        return wide.kernel(self.values, other.matrix(), dtype)
+    def kernel(self, other: HeldRows, sums: wide.Sums | None = None) -> Tensor:
+        return wide.kernel(self.values, other.matrix(), sums)
 
     def slabs(self, block: Block) -> Sequence[HeldRows]:
         return [ExplicitRows(self.values[:, start:stop]) for start, stop in block.ranges]
@@ -210,10 +210,10 @@ class LinearRows(HeldRows):
                 else:
                     target.addmm_(weighted.mT, other, alpha=sign)
 
-    def kernel(self, other: HeldRows, dtype: torch.dtype | None = None) -> Tensor:
+    def kernel(self, other: HeldRows, sums: wide.Sums | None = None) -> Tensor:
         assert isinstance(other, LinearRows)
-        if dtype is not None and dtype != self.features.dtype:
-            return self.to(dtype).kernel(other.to(dtype))
+        if isinstance(sums, torch.dtype) and sums != self.features.dtype:
+            return self.to(sums).kernel(other.to(sums))
         inner = self.features @ other.features.mT
         n, r, c = self.cores.shape
         m, s, _ = other.cores.shape
@@ -297,8 +297,8 @@ class StackedRows(HeldRows):
         for part in self.parts:
             part.add_gram(out, block, sign)
 
-    def kernel(self, other: HeldRows, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.cat([part.kernel(other, dtype) for part in self.parts])
+    def kernel(self, other: HeldRows, sums: wide.Sums | None = None) -> Tensor:
+        return torch.cat([part.kernel(other, sums) for part in self.parts])
 
     def slabs(self, block: Block) -> Sequence[HeldRows]:
         return [StackedRows(slab) for slab in zip(*(part.slabs(block) for part in self.parts), strict=True)]
@@ -342,11 +342,11 @@ class SlabRows(Rows):
     def transposed_times(self, u: Tensor) -> Tensor:
         return torch.cat([slab.transposed_times(u) for slab in self.slabs])
 
-    def kernel(self, other: SlabRows, dtype: torch.dtype | None = None) -> Tensor:
+    def kernel(self, other: SlabRows, sums: wide.Sums | None = None) -> Tensor:
         """R R'ᵀ over these columns alone, of rows that are cut in the same way."""
-        total = self.slabs[0].kernel(other.slabs[0], dtype)
+        total = self.slabs[0].kernel(other.slabs[0], sums)
         for slab, others in zip(self.slabs[1:], other.slabs[1:], strict=True):
-            total += slab.kernel(others, dtype)
+            total += slab.kernel(others, sums)
         return total
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ssse.problem.parameters import Block
+from ssse.rows import wide
 from ssse.rows.held import ExplicitRows, HeldRows, add_lower_product
 
 
@@ -61,8 +62,8 @@ class MarginRows(HeldRows):
         part = self.restricted(block)
         add_lower_product(out, part, part, sign)
 
-    def kernel(self, other: HeldRows, dtype: torch.dtype | None = None) -> Tensor:
-        inner = self.unweighted.kernel(other.unweighted if isinstance(other, MarginRows) else other, dtype)
+    def kernel(self, other: HeldRows, sums: wide.Sums | None = None) -> Tensor:
+        inner = self.unweighted.kernel(other.unweighted if isinstance(other, MarginRows) else other, sums)
         inner *= self._factors(inner)
         if isinstance(other, MarginRows):
             inner *= other.weights.to(inner.dtype)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ssse.errors import InvalidModel, InvalidSetting
 from ssse.problem.batch_forms import Inputs
-from ssse.problem.derivatives.layerwise import Layerwise
+from ssse.problem.derivatives.layerwise import CONVOLUTIONS, Layerwise
 from ssse.problem.derivatives.loop import Loop
 from ssse.problem.derivatives.products import Backward, DoubleBackward, ForwardMode
 from ssse.problem.derivatives.trial import (
@@ -20,13 +20,14 @@ from ssse.problem.derivatives.trial import (
     first_that_agrees,
 )
 from ssse.problem.derivatives.vectorised import Vectorised
-from ssse.problem.derivatives.ways import CoresOf, ProductWay, RowWay, TransposedWay
+from ssse.problem.derivatives.ways import CoresOf, ProductWay, RowWay, TransposedWay, own_parameters
 from ssse.problem.view import ModelView
 
 ROW_WAYS: tuple[RowWay, ...] = (
     Vectorised(), Layerwise(), Vectorised(portable=True), Layerwise(portable=True),
     Vectorised(patient=True), Vectorised(portable=True, patient=True), Loop(), Loop(portable=True),
 )  # fmt: skip
+ROW_WAYS_OF_CONVOLUTIONS: tuple[RowWay, ...] = (ROW_WAYS[1], ROW_WAYS[0], *ROW_WAYS[2:])
 PRODUCT_WAYS: tuple[ProductWay, ...] = (
     ForwardMode(), ForwardMode(portable=True), DoubleBackward(), DoubleBackward(portable=True),
 )  # fmt: skip
@@ -89,7 +90,7 @@ class Derivatives:
 
     def choose_rows(self, view: ModelView, x: Inputs, pairs: Pairs | None = None) -> RowWay:
         if self.row_way is None:
-            way, passed = first_that_agrees(view, x, ROW_WAYS, check_rows, pairs)
+            way, passed = first_that_agrees(view, x, row_ways(view), check_rows, pairs)
             if way is None:
                 raise _no_gradient(view, passed[-1])
             self.row_way, self.passed = way, self.passed + passed
@@ -110,6 +111,18 @@ class Derivatives:
                 raise _no_gradient(view, passed[-1])
             self.transposed_way, self.passed = way, self.passed + passed
         return self.transposed_way
+
+
+def row_ways(view: ModelView) -> tuple[RowWay, ...]:
+    """In the order in which they are tried.
+
+    Mapped over samples, a convolution's gradient is one with a group for each sample. On a GPU that takes several times
+    as long as the product of each sample's windows with the gradient of its outputs.
+    """
+    wanted = {id(p) for p in own_parameters(view)}
+    convolutions = (m for m in view.model.modules() if isinstance(m, CONVOLUTIONS))
+    slow = view.device.type == "cuda" and any(id(p) in wanted for m in convolutions for p in m.parameters())
+    return ROW_WAYS_OF_CONVOLUTIONS if slow else ROW_WAYS
 
 
 def _no_gradient(view: ModelView, last: Passed) -> InvalidModel:

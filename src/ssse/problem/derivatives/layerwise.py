@@ -35,6 +35,7 @@ from ssse.problem.view import ModelView
 
 WEIGHT: dict[int, Callable[..., Tensor]] = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+IN_GROUPS = ("cpu",)  # devices on which a convolution with a group for each image is faster than its windows
 AT_A_TIME = {"cpu": 2**21, "cuda": 2**28}  # bytes of a convolution's samples at once
 
 
@@ -143,7 +144,7 @@ def _at_a_time(call: Call, g: Tensor, parameters: int) -> Iterator[slice]:
     few = len(g)
     if type(call.layer) in CONVOLUTIONS:
         numbers = call.input[0].numel() + g[0].numel() + parameters
-        if g.device.type != "cpu":  # the windows too
+        if g.device.type not in IN_GROUPS:  # the windows too
             numbers += call.input[0].numel() * math.prod(call.layer.weight.shape[2:])  # type: ignore[operator,union-attr]
         few = max(1, AT_A_TIME[g.device.type] // (numbers * g.element_size()))
     return (slice(start, start + few) for start in range(0, len(g), few))
@@ -209,17 +210,22 @@ def _convolution(layer: nn.Module, a: Tensor, g: Tensor, names: set[str]) -> dic
     n, parts = len(a), a.shape[1]  # each sample may be several images
     a, images = a.flatten(0, 1), g.flatten(0, 1).shape
     g = g.reshape(n * parts, layer.groups, layer.out_channels // layer.groups, -1)
-    found = {"bias": g.sum(3).view(n, parts, -1).sum(1)} if "bias" in names else {}
-    if "weight" in names and a.device.type == "cpu" and layer.groups == 1:
+    found = {"bias": _sum_of_parts(g.sum(3).view(n, parts, -1))} if "bias" in names else {}
+    if "weight" not in names:
+        return found
+    if a.device.type in IN_GROUPS and layer.groups == 1:
         size = (len(a) * layer.out_channels, *layer.weight.shape[1:])
         whole = [t.reshape(1, -1, *shape[2:]) for t, shape in ((a, a.shape), (g, images))]
         pull = WEIGHT[len(layer.kernel_size)]
         weight = pull(whole[0], size, whole[1], layer.stride, layer.padding, layer.dilation, len(a))
-        found["weight"] = weight.view(n, parts, *layer.weight.shape).sum(1)
-    elif "weight" in names:
-        windows = _windows(layer, a).view(*g.shape[:2], -1, g.shape[3])
-        found["weight"] = (g @ windows.mT).view(n, parts, *layer.weight.shape).sum(1)
-    return found
+    else:
+        weight = g @ _windows(layer, a).view(*g.shape[:2], -1, g.shape[3]).mT
+    return found | {"weight": _sum_of_parts(weight.view(n, parts, *layer.weight.shape))}
+
+
+def _sum_of_parts(each: Tensor) -> Tensor:
+    """(n, t, …) summed over t; where there is one, no copy is made."""
+    return each.squeeze(1) if each.shape[1] == 1 else each.sum(1)
 
 
 def _windows(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor) -> Tensor:
@@ -245,7 +251,7 @@ def _batch_norm(layer: nn.Module, a: Tensor, g: Tensor, names: set[str]) -> dict
     root = (variance + layer.eps).rsqrt()
     found = {"weight": torch.linalg.vecdot(g, a - mean[:, None]) * root} if "weight" in names else {}
     found |= {"bias": g.sum(2)} if "bias" in names else {}
-    return {name: part.view(n, -1, layer.num_features).sum(1) for name, part in found.items()}
+    return {name: _sum_of_parts(part.view(n, -1, layer.num_features)) for name, part in found.items()}
 
 
 def _layer_norm(layer: nn.Module, a: Tensor, g: Tensor, names: set[str]) -> dict[str, Tensor]:
