@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 import ssse
+from ssse.curvature import estimates, kernel_steps
 from ssse.curvature.lowrank import LowRankStructure
 from ssse.errors import ModelMismatch
 from ssse.problem.cores import DenseCores
@@ -17,7 +20,11 @@ from ssse.problem.derivatives.layerwise import Layerwise
 from ssse.problem.derivatives.loop import Loop
 from ssse.problem.problem import Problem
 from ssse.rows.kinds import RowKind, measure, measure_held
+from ssse.system.group import WIRE, Group, current_group
 from tests.support import problems
+from tests.support.groups import group_of, run_processes
+from tests.support.together import SAVED, answers, compare, fit, linear, on
+from tests.support.together import WAYS as TOGETHER
 from tests.support.zoo import ZOO, animal
 from tests.test_zoo import UNPRODUCTIVE
 
@@ -265,3 +272,69 @@ def test_cuda_recalibrates_as_the_cpu_does():
     wanted = ssse.recalibrate(sample.model, [sample.x + 1], progress=False)
     found = ssse.recalibrate(copy.deepcopy(sample.model).cuda(), [sample.x + 1], progress=False)
     assert torch.allclose(found.get_buffer("norm.running_var").cpu(), wanted.get_buffer("norm.running_var"), rtol=1e-9)
+
+
+CLOSE = 1e-8  # in float64; sums are made in another order
+FITS = [("linear", way, "margin") for way in TOGETHER] + [("linear", "dense", "expected"), ("mlp", "lowrank", "margin")]
+
+
+def fit_together(
+    rank: int, folder: Path, processes: int, backend: str, device: str, truth: dict[Any, dict[str, torch.Tensor]]
+) -> None:
+    """Every way in a group; one process alone goes the way of several too, with every collective that they need."""
+    if processes == 1:
+        Group.alone = False  # type: ignore[assignment, method-assign]
+    with group_of(rank, processes, folder / "meeting", backend):
+        for name, way, rows in FITS:
+            sample, wanted = on(linear() if name == "linear" else problems.mlp(), device), truth[name, way, rows]
+            curvature = fit(sample, way, rows)
+            compare(answers(sample, curvature), wanted, f"{name}, {way}, {rows}", CLOSE)
+            if name == "linear" and rows == "margin" and way in SAVED:
+                curvature.save(folder / way)
+                loaded = ssse.Curvature.load(folder / way, device=device)
+                compare(answers(sample, loaded), wanted, f"loaded, {way}", CLOSE)
+        check_checkpoints(folder, device, truth)
+        kernel_steps.COLUMNS = 0  # by conjugate gradients on the kernel, where a factor would cost more
+        by_steps = fit(on(linear(), device), "lowrank", "margin")
+        compare(answers(on(linear(), device), by_steps), truth["linear", "lowrank", "margin"], "by steps", CLOSE)
+    assert min(WIRE[kind] for kind in ("all_reduce", "reduce", "broadcast", "all_to_all")) > 0
+
+
+def check_checkpoints(folder: Path, device: str, truth: dict[Any, dict[str, torch.Tensor]]) -> None:
+    """A fit that breaks off and is made again."""
+    estimates.MOST_SAMPLES = 5
+    for way in ("dense in blocks", "lowrank", "diagonal"):
+        sample = on(linear(), device)
+        data, kept = DataLoader(Failing(sample, folder / "fit"), batch_size=4), {"checkpoint": folder / "fit"}
+        with pytest.raises(OSError, match="the disk is gone"):
+            fit(sample, way, "margin", data, checkpoint_seconds=0, **kept)
+        assert any((folder / "fit").iterdir())
+        again = fit(sample, way, "margin", DataLoader(Failing(sample), batch_size=4), **kept)
+        compare(answers(sample, again), truth["linear", way, "margin"], f"again, {way}", CLOSE)
+
+
+class Failing(Dataset):
+    """Until something of it is in a folder, where there is one."""
+
+    def __init__(self, sample: problems.Sample, folder: Path | None = None):
+        self.sample, self.folder = sample, folder
+
+    def __len__(self) -> int:
+        return len(self.sample.x)
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.folder is not None and any(self.folder.glob(f"{current_group().rank:05d}*")):
+            raise OSError("the disk is gone")
+        return self.sample.x[place], self.sample.y[place]
+
+
+@pytest.mark.parametrize(
+    ("processes", "backend"), [(1, "cpu:gloo,cuda:nccl"), (2, "cpu:gloo,cuda:gloo")], ids=["nccl", "two on one GPU"]
+)
+def test_cuda_fits_in_a_process_group_as_the_cpu_does_alone(processes, backend, tmp_path):
+    """NCCL wants a GPU for each process; two on one GPU send by gloo, which shows that each keeps to its device."""
+    truth = {}
+    for name, way, rows in FITS:
+        sample = linear() if name == "linear" else problems.mlp()
+        truth[name, way, rows] = answers(sample, fit(sample, way, rows))
+    run_processes(fit_together, processes, tmp_path, processes, backend, "cuda", truth)

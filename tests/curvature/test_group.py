@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,66 +21,10 @@ from ssse.system.group import current_group
 from tests.support import problems
 from tests.support.groups import group_of, run_processes
 from tests.support.sizes import sized
+from tests.support.together import DAMPING, FORGET, KINDS, SAVED, WAYS, answers, compare, fit, linear
 
-NEAR = 1e-9
-DAMPING = 1e-2
-WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "dense": ("dense", {"blocks": "one"}),
-    "dense in blocks": ("dense", {"blocks": 5}),
-    "lowrank": ("lowrank", {}),
-    "lowrank in blocks": ("lowrank", {"blocks": 7}),
-    "directions": (ssse.LowRank(rank=12), {}),
-    "diagonal": ("diagonal", {}),
-    "matrix-free": (ssse.MatrixFree("none", tolerance=1e-14), {}),
-    "matrix-free, preconditioned": (ssse.MatrixFree("dense", tolerance=1e-14), {}),
-}
-FORGET = slice(3, 7)
-
-
-def linear() -> problems.Sample:
-    return problems.linear("cross_entropy", n=61)  # of no number of processes a multiple
-
-
-def fit(sample: problems.Sample, way: str, rows: Any, data: Any = None, **more: Any) -> ssse.Curvature:
-    structure, options = WAYS[way]
-    given = sample.data if data is None else data
-    return ssse.Curvature.fit(
-        sample.model, sample.loss, given, damping=DAMPING, rows=rows, structure=structure, progress=False,
-        **options, **more,
-    )  # fmt: skip
-
-
-def answers(sample: problems.Sample, curvature: ssse.Curvature) -> dict[str, Tensor]:
-    """All that a structure is asked for."""
-    v = torch.randn(curvature.layout.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    data = sample.data if curvature.structure.reads_data else None
-    erasure = ssse.erase(
-        sample.model, curvature, sample.loss, sample.part(FORGET), data=data, override=ssse.BOUNDS, progress=False
-    )
-    assert curvature.gradient is not None
-    found = {
-        "solution": curvature.solve(v),
-        "another damping": curvature.with_damping(0.1).solve(v),
-        "step": erasure.step,
-        "gradient": curvature.gradient,
-        "numbers": torch.tensor([curvature.n, curvature.repeats or 0, curvature.mean_loss or 0.0]),
-        "leverage": torch.tensor([erasure.diagnostics.leverage_max or 0.0, erasure.diagnostics.leverage_sum or 0.0]),
-    }
-    if data is None:
-        found["after"] = erasure.curvature.solve(v)
-    return found
-
-
-def compare(found: dict[str, Tensor], wanted: dict[str, Tensor], what: str) -> None:
-    for name, value in wanted.items():
-        error = float((found[name] - value).norm() / value.norm().clamp_min(1e-300))
-        assert error < NEAR, f"{what}, {name}: {error:.1e}"
-
-
-KINDS = ("margin", "expected", "empirical", "sampled")
 ROWS = {way: KINDS[place % 4] for place, way in enumerate(WAYS)}  # every way and every kind at least once
 CASES = [("linear", way, rows) for way in WAYS for rows in sized((ROWS[way],), KINDS)]
-SAVED = ("dense in blocks", "lowrank", "lowrank in blocks", "directions", "diagonal")
 NETWORK = [("mlp", way, rows) for way, rows in [("dense in blocks", "expected"), ("lowrank", "margin")]]
 
 

@@ -34,13 +34,13 @@ def _begin(rank: int, work: Callable[..., None], args: tuple[Any, ...]) -> None:
 
 
 @contextmanager
-def group_of(rank: int, processes: int, meeting: Path) -> Iterator[bool]:
+def group_of(rank: int, processes: int, meeting: Path, backend: str = "gloo") -> Iterator[bool]:
     """The first so many processes as a group, which meet at a file; whether this one is among them."""
     if rank >= processes:
         yield False
         return
     where = f"file://{meeting}-{processes}"
-    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=processes, timeout=timedelta(seconds=60))
+    dist.init_process_group(backend, init_method=where, rank=rank, world_size=processes, timeout=timedelta(seconds=60))
     try:
         yield True
         dist.barrier()

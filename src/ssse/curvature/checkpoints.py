@@ -271,7 +271,7 @@ class Keeper:
             self._before = {number: signal.signal(number, self._hear) for number in heard}
         try:
             yield
-            if self.group.size > 1 or self._own:
+            if not self.group.alone or self._own:
                 self.save()
         finally:
             for number, handler in self._before.items():

@@ -188,7 +188,7 @@ class Curvature:
         if checkpoint is not None:
             check_streams(data)
         with group.together():
-            alone = group.size == 1 and checkpoint is None
+            alone = group.alone and checkpoint is None
             share = None if alone else deal(data, group, max(rows_per_batch, 1))
         prepared = prepare(
             model, loss_fn, parameters, data, wanted, memory_budget, n, damping, group=group, share=share
@@ -327,7 +327,7 @@ class Curvature:
             tensors["joint_removed_gradient"] = self.joint.removed_gradient
         if self.probe is not None and group.first:
             tensors |= self.probe.tensors()
-        if group.size > 1:
+        if not group.alone:
             write_shards(folder, CURVATURE, tensors, self._manifest(), group)
         else:
             write_folder(folder, CURVATURE, tensors, self._manifest())
@@ -497,7 +497,7 @@ def restore_structure(
         raise BrokenArtefact(f"Unknown structure '{saved['kind']}' in the manifest.")
     if "tiles" in saved:
         return SharedLowRank.from_state(tensors, saved, saved["ridge"], linear, group)
-    if saved["kind"] == SharedDense.kind and group.size > 1:
+    if saved["kind"] == SharedDense.kind and not group.alone:
         return SharedDense.from_state(tensors, saved, saved["ridge"], linear, group)
     return STORED[saved["kind"]].from_state(tensors, saved, saved["ridge"], linear)
 

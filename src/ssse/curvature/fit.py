@@ -299,7 +299,7 @@ def fit_structure(prepared: Prepared, data: Iterable[Any], damping: float, progr
 
 
 def _built(builder: Builder, ridge: float, group: Group) -> Structure:
-    return builder.build(ridge) if group.size == 1 else build_together(builder, ridge, group)
+    return builder.build(ridge) if group.alone else build_together(builder, ridge, group)
 
 
 class KeptRows:
@@ -355,7 +355,7 @@ def bind_data(
     `advance` is told of samples as they are read.
     """
     processes = current_group(problem.device)
-    if processes.size == 1:
+    if processes.alone:
         check_repeatable(data)
     else:
         data = deal(data, processes, 1).data

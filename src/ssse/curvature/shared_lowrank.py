@@ -141,12 +141,11 @@ class SharedLowRank(LowRankStructure):
         weights, mine = weights_of(stacked.parts), tiles.mine(group.rank)
         kernels = []
         for name, block, iterates in zip(names, blocks, settings["tiles"]["iterates"], strict=True):
-            empty = torch.empty(0, tiles.count, dtype=state[f"{name}.row.0"].dtype)
-            square = torch.cat([empty, *(state[f"{name}.row.{tile}"] for tile in mine)])
+            square = torch.cat([state[f"{name}.row.0"][:0], *(state[f"{name}.row.{tile}"] for tile in mine)])
             corners = {tile: state[f"{name}.corner.{tile}"] for tile in mine}
             apart = None if weights is None else weights.to(square)
             kernels.append(SharedKernel(square, corners, ridge, block.name, tiles, group, apart, iterates))
-        if group.size == 1:
+        if group.alone:
             return LowRankStructure(stacked, blocks, [joined(kernel) for kernel in kernels], ridge, salt)
         own = {tile: rows for tile, rows in parts.items() if tile in mine}
         rows = SharedRows(tiles, own, stacked.dim, _dtype(stacked.parts[0]), group, stacked.digests)

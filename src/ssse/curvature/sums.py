@@ -70,7 +70,7 @@ class Sums:
 
     def pooled(self, group: Group, dim: int) -> Sums:
         """Over all processes: one collective."""
-        return self if group.size == 1 else unpacked(group.sum(self.packed(dim, group.device)))
+        return self if group.alone else unpacked(group.sum(self.packed(dim, group.device)))
 
     def checked_gradient(self) -> Tensor:
         if self.class_weights == 0:

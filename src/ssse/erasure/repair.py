@@ -218,7 +218,7 @@ def repair(
 
 def _as_the_first(model: nn.Module, group: Group) -> None:
     """Processes that work together have all trained; they go on with one model, to the last bit."""
-    if group.size > 1:
+    if not group.alone:
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.detach().copy_(group.spread(tensor.detach().contiguous(), 0))
 

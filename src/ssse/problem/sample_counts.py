@@ -69,9 +69,9 @@ class SampleCounter:
 
     def counted(self, group: Group = ALONE) -> Counted:
         """On all processes together: every digest goes to the one that counts it."""
-        mine = self.digests if group.size == 1 else _dealt(self.digests, group)
+        mine = self.digests if group.alone else _dealt(self.digests, group)
         counted = Counted.of(mine)
-        if group.size == 1:
+        if group.alone:
             return counted
         told = group.numbers(counted.total, counted.distinct, counted.times if counted.total else 0).long()
         return Counted(int(told[:, 0].sum()), int(told[:, 1].sum()), int(np.gcd.reduce(told[:, 2].cpu().numpy())))

@@ -38,6 +38,11 @@ class Group:
     def first(self) -> bool:
         return self.rank == 0
 
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to meet."""
+        return self.size == 1
+
     def owns(self, place: int) -> bool:
         """Things in a row are dealt out in turns."""
         return place % self.size == self.rank
@@ -47,25 +52,19 @@ class Group:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Over all processes, in place, the same on each."""
-        if self.size > 1:
-            self._run("all_reduce", tensor, lambda: dist.all_reduce(tensor))
-        return tensor
+        return self._in_place("all_reduce", tensor, dist.all_reduce)
 
     def sum_at(self, tensor: Tensor, owner: int) -> Tensor:
         """In place at the owner; what the others have of it afterwards has no meaning."""
-        if self.size > 1:
-            self._run("reduce", tensor, lambda: dist.reduce(tensor, owner))
-        return tensor
+        return self._in_place("reduce", tensor, lambda whole: dist.reduce(whole, owner))
 
     def spread(self, tensor: Tensor, owner: int) -> Tensor:
         """As the owner has it, in place."""
-        if self.size > 1:
-            self._run("broadcast", tensor, lambda: dist.broadcast(tensor, owner))
-        return tensor
+        return self._in_place("broadcast", tensor, lambda whole: dist.broadcast(whole, owner))
 
     def exchange(self, parts: list[Tensor]) -> Tensor:
         """One part for each process, whole numbers; what came from all of them, joined."""
-        if self.size == 1:
+        if self.alone:
             return parts[0]
         counts = torch.tensor([len(part) for part in parts], device=self.device)
         coming = torch.empty_like(counts)
@@ -79,7 +78,7 @@ class Group:
         """Of every process, shape (size, len(mine)), float64."""
         table = torch.zeros(self.size, len(mine), dtype=torch.float64, device=self.device)
         table[self.rank] = torch.tensor(mine, dtype=torch.float64)
-        if self.size > 1:
+        if not self.alone:
             self._run("numbers", table, lambda: dist.all_reduce(table))
         return table
 
@@ -89,7 +88,7 @@ class Group:
 
     def gather(self, mine: Value) -> list[Value]:
         """Of every process: small objects, never on the way of the data."""
-        if self.size == 1:
+        if self.alone:
             return [mine]
         found: list[Any] = [None] * self.size
         self._run("objects", None, lambda: dist.all_gather_object(found, mine))
@@ -101,7 +100,7 @@ class Group:
         with self.together():
             if self.first:
                 made[0] = make()
-        if self.size > 1:
+        if not self.alone:
             self._run("objects", None, lambda: dist.broadcast_object_list(made, 0))
         return made[0]
 
@@ -111,7 +110,7 @@ class Group:
         Raises:
             InvalidSetting: names the first process that differs from the first one, and in what.
         """
-        if self.size == 1:
+        if self.alone:
             return
         told = self.gather({key: str(value) for key, value in declare().items()})
         for rank, theirs in enumerate(told):
@@ -131,10 +130,10 @@ class Group:
         except GroupBroken:
             raise
         except Exception as error:
-            if self.size == 1:
+            if self.alone:
                 raise
             mine = error
-        if self.size == 1:
+        if self.alone:
             return
         failed = self.numbers(float(mine is not None))[:, 0].nonzero()[:, 0].tolist()
         if not failed:
@@ -143,6 +142,14 @@ class Group:
         if failed[0] == self.rank and mine is not None:
             raise mine
         raise _error_named(kind)(f"Rank {failed[0]} of {self.size}: {text}") from mine
+
+    def _in_place(self, kind: str, tensor: Tensor, collective: Callable[[Tensor], Any]) -> Tensor:
+        """NCCL takes nothing that has gaps or another order."""
+        if self.alone:
+            return tensor
+        whole = tensor.contiguous()
+        self._run(kind, whole, lambda: collective(whole))
+        return tensor if whole is tensor else tensor.copy_(whole)
 
     def _run(self, kind: str, tensor: Tensor | None, collective: Callable[[], Any]) -> None:
         WIRE[kind] += 0 if tensor is None else tensor.numel() * tensor.element_size()
@@ -160,15 +167,15 @@ ALONE = Group()
 
 def current_group(device: torch.device | None = None) -> Group:
     """The process group that this process was initialised in, if it was; else it is alone."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if not (dist.is_available() and dist.is_initialized()):
         return ALONE
-    where = device or CPU
-    if where.type == "cpu" and "gloo" not in dist.get_backend_config():
+    group = Group(dist.get_rank(), dist.get_world_size(), device or CPU)
+    if not group.alone and group.device.type == "cpu" and "gloo" not in dist.get_backend_config():
         raise InvalidSetting(
             f"The process group is for GPUs alone ({dist.get_backend()}), and the model is on the CPU. Move it, or use "
             'init_process_group("gloo").'
         )
-    return Group(dist.get_rank(), dist.get_world_size(), where)
+    return group
 
 
 def _error_named(name: str) -> type[Exception]:

@@ -71,4 +71,4 @@ def _tell(order: Order | None) -> Any:
 def _in_a_group() -> bool:
     from ssse.system.group import current_group
 
-    return current_group().size > 1
+    return not current_group().alone
