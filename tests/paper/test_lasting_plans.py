@@ -238,9 +238,9 @@ def test_ours_is_what_erase_and_repair_does():
         progress=False,
     )  # fmt: skip
     directions = {
-        methods.softened(case.words, times): ssse.erase(
-            case.original, curvature.with_damping(times * 0.01), LOSS, case.forget, scale=1.0, override=ssse.BOUNDS,
-            progress=False,
+        methods.evenly(case.words, times): ssse.erase(
+            case.original, curvature.with_damping(times * 0.01), LOSS, case.forget, scale=1.0, evenly=True,
+            override=ssse.BOUNDS, progress=False,
         ).direction
         for times in DAMPINGS
     }  # fmt: skip

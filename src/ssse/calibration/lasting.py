@@ -108,11 +108,11 @@ def erase_and_repair(
         done = ssse.erase_and_repair(model, curvature, "cross_entropy", forget, retained=rest, held_out=validation,
                                      training=ssse.Training(epochs=40, learning_rate=0.4))
 
-    The direction is that of `ssse.erase`. Lengths are tried from `start` on, longer ones where S stands out from
-    held-out samples of its kind by more than the model suffers and shorter ones elsewhere, each repaired as
+    The direction is that of `ssse.erase(evenly=True)`. Lengths are tried from `start` on, longer ones where S stands
+    out from held-out samples of its kind by more than the model suffers and shorter ones elsewhere, each repaired as
     `ssse.repair` does, until the shortfall no longer falls; then the same for the next of the dampings, from the best
-    length on. What has the smallest shortfall is kept. Needs S, what stays and a few held-out samples; nothing is
-    retrained.
+    length on, and one length more beside the best. What has the smallest shortfall is kept. Needs S, what stays and a
+    few held-out samples; nothing is retrained.
 
     Args:
         curvature: of the model; rows="margin", structure="lowrank" is what was measured to work.
@@ -139,10 +139,12 @@ def erase_and_repair(
             f"{loss.name}. Use ssse.erase with a scale of your own, then ssse.repair."
         )
     # Its direction alone: how far to go, and what that does to samples that should keep working, is looked at below.
-    erasures = []
+    erasures, even = [], curvature.linear is None
     for times in softer:
         damped = curvature if times == 1 else curvature.with_damping(times * curvature.damping)
-        erasures.append(erase(model, damped, loss_fn, forget, scale=1.0, override=("step", "probe"), progress=progress))
+        erasures.append(
+            erase(model, damped, loss_fn, forget, scale=1.0, evenly=even, override=("step", "probe"), progress=progress)
+        )
     if any(erasure.reach == 0 for erasure in erasures):
         raise InvalidSetting("The step for these samples is zero: the model has learnt nothing from them to erase.")
     trainee = Trainee.of(model, curvature.loss if loss_fn is None else loss_fn, retained, curvature.label_key)

@@ -25,7 +25,14 @@ from ssse.erasure.policy import Policy
 from ssse.erasure.probe import look_at
 from ssse.erasure.refusal import refusal_of
 from ssse.erasure.request import Samples, check_settings, matching_view, read_matching
-from ssse.erasure.solving import check_reweight, gradient_sum, refuse_impossible, samples_at_origin, solve_request
+from ssse.erasure.solving import (
+    check_evenly,
+    check_reweight,
+    gradient_sum,
+    refuse_impossible,
+    samples_at_origin,
+    solve_request,
+)
 from ssse.erasure.stages import Stages, showing
 from ssse.erasure.tangent import Tangent
 from ssse.erasure.trust import Step, Trust, measure_swings, measure_trust, trust_by_swing
@@ -40,7 +47,7 @@ from ssse.problem.sample_digests import digest_samples
 from ssse.problem.view import ModelView
 from ssse.problem.weighted_loss import unweighted
 from ssse.rows.held import HeldRows, StackedRows
-from ssse.rows.kinds import Measured, measure, measure_held
+from ssse.rows.kinds import Measured, margin_slope, measure, measure_held
 from ssse.rows.score_sums import ScoreSums
 from ssse.system.digests import digest_bytes, digest_named
 from ssse.system.group import current_group
@@ -75,6 +82,10 @@ class _Request:
         """Σ∇ℓ and Σℓ alone."""
         empirical = replace(self.curvature.kind, name="empirical")
         return self._summed([measure(self.problem, empirical, batch) for batch in stages.each(self.samples.batches)])
+
+    def push(self, stages: Stages) -> Tensor:
+        """Σ∇φ of all margins."""
+        return torch.stack([margin_slope(self.problem, batch) for batch in stages.each(self.samples.batches)]).sum(0)
 
     def check_memory(self) -> None:
         """Whether the rows of all samples can be held at once; of a linear model they are small."""
@@ -204,6 +215,7 @@ def erase(
     leave_out: bool = True,
     residual: bool = False,
     reweight: int = 0,
+    evenly: bool = False,
     policy: Policy = "rebase",
     data: Data | None = None,
     probe: Data | None = None,
@@ -227,6 +239,10 @@ def erase(
         reweight: with rows="margin" of a network in structure="lowrank", at most so many of Newton's steps on the
             linearised problem of what remains, each with the weights p(1−p) at the margins that the last one left; 0:
             the one step. They need nothing but S, and a factor each.
+        evenly: of a network, push every margin φ of S alike, by −Σ∇φᵢ + kwθ in the place of g_S. Of a network that
+            knows S by heart ∇ℓ is next to nothing on most of it, and a long step along g_S moves the few samples that
+            it knows least. How far to go the step does not tell: a scale has to be given, and the verdict is "caution".
+            `ssse.erase_and_repair` chooses one.
         policy: for streams of requests. "rebase": the erased model becomes the new θ*; of the old one
             only what the curvature holds remains. "joint": θ* and the sum of removed gradients are kept, so any
             order and grouping of the same requests gives the same model (at the scale of the last).
@@ -250,8 +266,8 @@ def erase(
     with showing(progress) as stages:
         erasure = erase_from(
             matching_view(model, curvature), curvature, loss_fn, forget,
-            scale=scale, leave_out=leave_out, residual=residual, reweight=reweight, policy=policy, data=data,
-            probe=probe, override=override, stages=stages,
+            scale=scale, leave_out=leave_out, residual=residual, reweight=reweight, evenly=evenly, policy=policy,
+            data=data, probe=probe, override=override, stages=stages,
         )  # fmt: skip
     return replace(erasure, diagnostics=replace(erasure.diagnostics, seconds=time.perf_counter() - started))
 
@@ -266,6 +282,7 @@ def erase_from(
     leave_out: bool = True,
     residual: bool = False,
     reweight: int = 0,
+    evenly: bool = False,
     policy: Policy = "rebase",
     data: Data | None = None,
     probe: Data | None = None,
@@ -276,10 +293,12 @@ def erase_from(
     started, stages = time.perf_counter(), stages or Stages()
     overridden = check_override(override)
     check_reweight(curvature, reweight, leave_out, scale)
+    if evenly:
+        check_evenly(curvature, scale, residual=residual, reweight=reweight, policy=policy)
     scale = check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
     problem, samples = read_matching(view, curvature, loss_fn, forget)
     group = current_group(problem.device)
-    settings = (scale, leave_out, residual, reweight, policy, sorted(override))
+    settings = (scale, leave_out, residual, reweight, evenly, policy, sorted(override))
     group.agree(lambda: {"request": digest_named(_digests_of(samples)), "choice of settings": settings})
     if curvature.probe is not None and (held := curvature.probe.holds(samples.batches)):
         raise InvalidData(
@@ -300,6 +319,8 @@ def erase_from(
     slope, gradient = gradient, gradient + samples.count * curvature.weight_decay * origin
     removed = gradient if curvature.joint is None else gradient + curvature.joint.removed_gradient
     right = removed - gradient_sum(curvature) if residual else removed
+    if evenly:
+        right = samples.count * curvature.weight_decay * origin - request.push(stages)
     stages.begin("solving")
     missing = 0 if leave_out else request.missing()
     solved = solve_request(curvature, right, rows, samples.count, missing, stages, reweight)
@@ -316,6 +337,7 @@ def erase_from(
         damping=curvature.damping,
         leave_out=leave_out,
         residual=residual,
+        evenly=evenly,
         policy=policy,
         gradient_norm=None if curvature.gradient is None else float(curvature.gradient.norm()),
         forget_gradient_norm=float(gradient.norm()),

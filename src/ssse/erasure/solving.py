@@ -52,6 +52,21 @@ def check_reweight(curvature: Curvature, rounds: int, leave_out: bool, scale: fl
         check_reweighting(curvature.structure)
 
 
+def check_evenly(curvature: Curvature, scale: float | None, *, residual: bool, reweight: int, policy: str) -> None:
+    if curvature.linear is not None:
+        raise InvalidSetting(
+            "evenly=True is for networks, which know samples by heart; the step of a model linear in θ is Newton's as "
+            "it is. Leave it out."
+        )
+    if residual or reweight or policy != "rebase":
+        raise InvalidSetting("evenly=True has a right-hand side of its own: leave out residual, reweight and policy.")
+    if scale is None:
+        raise InvalidSetting(
+            "A step that pushes the margins of S evenly does not tell how far to go: pass a scale, or let "
+            "ssse.erase_and_repair choose one."
+        )
+
+
 def gradient_sum(curvature: Curvature) -> Tensor:
     """n∇L(θ*) over the data that the gradient was taken of."""
     assert curvature.gradient is not None

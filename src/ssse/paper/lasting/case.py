@@ -44,12 +44,6 @@ class Case:
         return self.removal.kind == AT_RANDOM
 
     @property
-    def lengths(self) -> tuple[float, ...]:
-        """Of a whole class the shorter ones alone: nothing of it is to stay."""
-        lengths = self.ground.form.lengths
-        return lengths[:3] if self.removal.rate == 1 else lengths
-
-    @property
     def followed(self) -> bool:
         """Whether what comes back is looked at for every method: of the first request of each share, not of shadows."""
         if self.twins.seed >= self.ground.form.seeds:

@@ -22,9 +22,9 @@ from ssse.erasure.erase import erase
 from ssse.errors import InvalidSetting
 from ssse.paper.cache import key_of
 from ssse.paper.lasting import case as cases
-from ssse.paper.lasting import lanes, methods, plans, projected
+from ssse.paper.lasting import lanes, methods, plans, projected, repairs
 from ssse.paper.lasting.case import PASS, Case, Numbers
-from ssse.paper.lasting.methods import softened
+from ssse.paper.lasting.methods import evenly
 from ssse.paper.lasting.networks import LOSS, Form, Ground, Twins, prepare, train_twins
 from ssse.paper.lasting.plans import OPPONENTS, Opponent
 from ssse.paper.lasting.projected import ProjectedKernel, Projection
@@ -33,11 +33,14 @@ from ssse.paper.settings import Settings
 from ssse.paper.study import timed
 from ssse.problem.view import ModelView
 from ssse.problem.wrappers import copied
+from ssse.verdict import BOUNDS
 
 PAPER_DAMPING = 1e-4
 OURS, ALONE, NOTHING, RETRAINED, PAPER, ASCENT = "lasting", "stepped", "nothing", "retrained", "paper", "ascended"
 
 Rows = Literal["margin", "empirical"]
+# Times the damping, and whether margins are pushed evenly: the one step, and the directions that ours may take.
+WAYS = ((1.0, False), *((times, True) for times in DAMPINGS))
 
 
 @dataclass(frozen=True)
@@ -91,14 +94,14 @@ class Study:
         )
         rule = [inspect.getsource(part) for part in judging] + [self.form.seeds]  # of which seed is followed
         rule += list(DAMPINGS) if block.method == OURS else []
-        repairs = [str(case.repairing) for case in self.cases[block.seed]]
-        sources = (cases, methods, lanes, plans)
-        return key_of(f"lasting-{block.method}", *self.base(block.seed), block.method, START, rule, repairs, *sources)
+        training = [str(case.repairing) for case in self.cases[block.seed]]
+        sources = (cases, methods, repairs, lanes, plans)
+        return key_of(f"lasting-{block.method}", *self.base(block.seed), block.method, START, rule, training, *sources)
 
     def steps(self, seed: int, rows: Rows = "margin") -> tuple[dict[str, Tensor], Numbers]:
         """The direction of every request, at ε = 1; and of the fit and each request its seconds and its residual.
 
-        Of margin rows also the softer directions that ours may take, as `methods.softened` names them.
+        Of margin rows also the directions that ours may take, as `methods.evenly` names them.
         """
         key, cache = self.step_key(seed, rows), self.settings.cache
         solver = self._solve_projected if self.form.projected else self._solve
@@ -115,7 +118,7 @@ class Study:
         return {words: value.to(self.ground.x.device) for words, value in directions.items()}, numbers
 
     def step_key(self, seed: int, rows: Rows = "margin") -> str:
-        how = (*((projected,) if self.form.projected else ()), *(DAMPINGS if rows == "margin" else ()))
+        how = (*((projected,) if self.form.projected else ()), *(WAYS if rows == "margin" else ()))
         return key_of(f"steps-{rows}", *self.base(seed), *how)
 
     def chosen(self, opponent: Opponent) -> list[Numbers]:
@@ -164,23 +167,24 @@ class Study:
                 device,
             )
             directions = {}
-            for times in DAMPINGS if rows == "margin" else (1.0,):
+            for times, even in WAYS if rows == "margin" else WAYS[:1]:
                 damped = curvature if times == 1 else curvature.with_damping(times * curvature.damping)
                 for case in self.cases[twins.seed]:
                     erasure, seconds = timed(
-                        lambda case=case, damped=damped: erase(
+                        lambda case=case, damped=damped, even=even: erase(
                             original,
                             damped,
                             LOSS,
                             case.forget,
                             scale=1.0,
                             leave_out=rows == "margin",
-                            override=("step", "leverage"),
+                            evenly=even,
+                            override=BOUNDS,  # its direction alone: how far to go is what is studied
                             progress=False,
                         ),
                         device,
                     )
-                    measured, name = erasure.diagnostics, softened(case.words, times)
+                    measured, name = erasure.diagnostics, evenly(case.words, times) if even else case.words
                     told["requests"][name] = {
                         "seconds": seconds,
                         "residual": measured.solve_residual,
@@ -204,14 +208,14 @@ class Study:
                 ),
                 device,
             )
-            for times, case in product(DAMPINGS, self.cases[twins.seed]):
+            for (times, even), case in product(WAYS, self.cases[twins.seed]):
                 direction, seconds = timed(
-                    lambda times=times, case=case: kernel.direction(
-                        case.removal.forget.to(device), decay, times * decay
+                    lambda times=times, even=even, case=case: kernel.direction(
+                        case.removal.forget.to(device), decay, times * decay, even
                     ),
                     device,
                 )
-                name = softened(case.words, times)
+                name = evenly(case.words, times) if even else case.words
                 told["requests"][name] = {
                     "seconds": seconds,
                     "residual": None,  # of the system with the true kernel, which nobody has

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor, nn
 
 from ssse import baselines
-from ssse.calibration.lengths import DAMPINGS, START, Seen, Trial, walk_in_turn
+from ssse.calibration.lengths import DAMPINGS, START, Trial
 from ssse.errors import Diverged, InvalidSetting
 from ssse.paper.lasting.case import Case, Numbers
-from ssse.paper.lasting.lanes import Look, train_lanes
+from ssse.paper.lasting.lanes import train_lanes
 from ssse.paper.lasting.networks import LOSS
-from ssse.paper.lasting.plans import Opponent, Plan, Settings, cycle_plan, repair_plan
-from ssse.problem.view import ModelView
+from ssse.paper.lasting.plans import Opponent, Settings, cycle_plan, repair_plan
+from ssse.paper.lasting.repairs import Direction, Walk, decide, following, trained
 
-UNSEEN = Seen(math.nan, math.nan, math.nan, math.nan)
 SCALES = np.geomspace(1e-2, 1e1, 10)  # of the paper's step: it is shown at the best of them
 MOMENTS = (1, 3, 8)
 ASCENDING = (1e-4, 1e-3, 1e-2, 1e-1)  # rates of ascent, of which the first is taken that gets there
@@ -27,9 +25,9 @@ ASCENDING = (1e-4, 1e-3, 1e-2, 1e-1)  # rates of ascent, of which the first is t
 Directions = Mapping[str, Tensor]
 
 
-def softened(words: str, times: float) -> str:
-    """The name of a request's direction with the damping so many times that of the training."""
-    return words if times == 1 else f"{words}, λ × {times:g}"
+def evenly(words: str, times: float) -> str:
+    """The name of a request's direction that pushes all margins alike, with so many times the training's damping."""
+    return f"{words}, evenly" if times == 1 else f"{words}, evenly, λ × {times:g}"
 
 
 def nothing(cases: Sequence[Case]) -> list[Numbers]:
@@ -47,25 +45,34 @@ def paper(cases: Sequence[Case], directions: Directions) -> list[Numbers]:
     """The paper's step at the ε that is best in hindsight, by the gap, which nobody knows without retraining."""
     answers = []
     for case in cases:
-        at = _along(case, directions[case.words])
-        found = [case.measure(at(float(scale))) | {"scale": float(scale)} for scale in SCALES]
+        way = Direction(case.original, directions[case.words])
+        found = [case.measure(way.scaled(float(scale))) | {"scale": float(scale)} for scale in SCALES]
         answers.append({"alone": min(found, key=lambda one: one["gap"])})
     return answers
 
 
 def stepped(cases: Sequence[Case], directions: Directions) -> list[Numbers]:
     """Ours from S alone: the exact step at ε = 1."""
-    return [{"alone": case.measure(_along(case, directions[case.words])(1.0))} for case in cases]
+    return [{"alone": case.measure(Direction(case.original, directions[case.words]).scaled(1.0))} for case in cases]
 
 
 def lasting(cases: Sequence[Case], directions: Directions, follow: bool = True) -> list[Numbers]:
     """Ours: damping and length of the step chosen by a few repairs, by the rule of `ssse.erase_and_repair`.
 
-    The rule asks for one repair at a time; those that it asks for of all requests are trained side by side. follow:
-    what comes back is looked at for all requests.
+    follow: what comes back is looked at for all requests.
     """
-    search, answers, chosen = _Search(directions), [], []
-    for case, ((best, attempt), trials) in zip(cases, search.decide(cases), strict=True):
+    walks = [
+        Walk(
+            case,
+            {times: Direction(case.original, directions[evenly(case.words, times)]) for times in DAMPINGS},
+            case.ground.form.lengths,
+            START,
+        )
+        for case in cases
+    ]
+    answers, chosen = [], []
+    for case, found in zip(cases, decide(walks), strict=True):
+        best, attempt = found.best, found.attempt
         if attempt.repaired is None:
             raise Diverged(f"{case.words}: the repair diverged after every step that was tried.")
         chosen.append(attempt.repaired)
@@ -73,10 +80,7 @@ def lasting(cases: Sequence[Case], directions: Directions, follow: bool = True) 
             {
                 "damping": best.damping,
                 "length": best.length,
-                "trials": [
-                    {"damping": one.damping, "length": one.length, "shortfall": _points(one.shortfall)}
-                    for one in trials
-                ],
+                "trials": [_told(trial) for trial in found.trials],
                 "alone": case.measure(attempt.stepped),
                 "repaired": case.measure(attempt.repaired),
                 "along": attempt.along,
@@ -85,75 +89,9 @@ def lasting(cases: Sequence[Case], directions: Directions, follow: bool = True) 
     return joined(answers, resurfaced(cases, chosen, always=follow))
 
 
-def _points(share: float) -> float | None:
-    return None if math.isinf(share) else 100 * share
-
-
-@dataclass(frozen=True)
-class _Attempt:
-    """One request, one direction, one length: the network after the step, after its repair, and S along the repair."""
-
-    stepped: nn.Module
-    repaired: nn.Module | None  # None where the repair diverged: it is never chosen
-    along: list[float]
-
-
-Asked = tuple[int, float, float]  # the place of the case, times the damping, the length
-
-
-class _Missing(Exception):
-    def __init__(self, asked: Asked):
-        super().__init__(asked)
-        self.asked: Asked = asked
-
-
-class _Search:
-    """The walks of several requests at once: each goes on until it asks for a repair that is not there yet."""
-
-    def __init__(self, directions: Directions):
-        self.directions = directions
-        self.found: dict[Asked, tuple[Trial, _Attempt]] = {}
-
-    def decide(self, cases: Sequence[Case]) -> list[tuple[tuple[Trial, _Attempt], tuple[Trial, ...]]]:
-        while True:
-            decided, missing = [], []
-            for place, case in enumerate(cases):
-                ways = [partial(self._there, place, times) for times in DAMPINGS]
-                try:
-                    decided.append(walk_in_turn(ways, case.lengths, START))
-                except _Missing as one:
-                    missing.append(one.asked)
-            if not missing:
-                return decided
-            self._repair(cases, missing)
-
-    def _there(self, place: int, times: float, length: float) -> tuple[Trial, _Attempt]:
-        asked = place, times, length
-        if asked not in self.found:
-            raise _Missing(asked)
-        return self.found[asked]
-
-    def _repair(self, cases: Sequence[Case], asked: Sequence[Asked]) -> None:
-        some = [cases[place] for place, *_ in asked]
-        starts = [
-            _at_length(case, self.directions[softened(case.words, times)], length)
-            for case, (_, times, length) in zip(some, asked, strict=True)
-        ]
-        along = [[case.on_forgotten(start)] for case, start in zip(some, starts, strict=True)]
-
-        def look(lane: int, _: int, model: nn.Module) -> None:
-            along[lane].append(some[lane].on_forgotten(model))
-
-        done = trained(some, starts, [repair_plan(case) for case in some], look)
-        for one, case, start, model, line in zip(asked, some, starts, done, along, strict=True):
-            _, times, length = one
-            damping = times * case.ground.form.recipe.decay
-            if model is None:
-                trial = Trial(damping, length, length, UNSEEN, UNSEEN, math.inf, 0.0)
-            else:
-                seen = case.seen(case.finished(model))
-                trial = Trial.of(damping, length, length, seen, seen, case.original_seen)
-            self.found[one] = trial, _Attempt(start, model, line)
+def _told(trial: Trial) -> Numbers:
+    share = None if math.isinf(trial.shortfall) else 100 * trial.shortfall
+    return {"damping": trial.damping, "length": trial.length, "shortfall": share}
 
 
 def ascended(cases: Sequence[Case]) -> list[Numbers]:
@@ -216,11 +154,7 @@ def opposed(cases: Sequence[Case], opponent: Opponent, settings: Sequence[Settin
 
 def mended(cases: Sequence[Case], starts: Sequence[nn.Module]) -> list[Numbers]:
     """The repair, with S seen after every epoch, and what comes back in further epochs."""
-    along = [[case.on_forgotten(model)] for case, model in zip(cases, starts, strict=True)]
-
-    def look(place: int, _: int, model: nn.Module) -> None:
-        along[place].append(cases[place].on_forgotten(model))
-
+    along, look = following(cases, starts)
     done = trained(cases, starts, [repair_plan(case) for case in cases], look)
     whole = [place for place, model in enumerate(done) if model is not None]
     answers: list[Numbers] = [{} for _ in cases]  # empty where the repair diverged
@@ -246,32 +180,8 @@ def resurfaced(cases: Sequence[Case], models: Sequence[nn.Module], always: bool 
     return [{"moments": moments[place]} if place in moments else {} for place in range(len(cases))]
 
 
-def trained(
-    cases: Sequence[Case], starts: Sequence[nn.Module], plans: Sequence[Plan], look: Look | None = None
-) -> list[nn.Module | None]:
-    """None where the training diverged."""
-    if not cases:
-        return []
-    ground = cases[0].ground
-    return train_lanes(
-        ground.x, starts, plans, autocast=ground.form.recipe.autocast, look=look, keep=True,
-        progress=ground.settings.show_progress,
-    )  # fmt: skip
-
-
 def joined(*parts: Sequence[Numbers]) -> list[Numbers]:
     return [{name: value for one in found for name, value in one.items()} for found in zip(*parts, strict=True)]
-
-
-def _along(case: Case, direction: Tensor) -> Callable[[float], nn.Module]:
-    """The network at a scale ε of the step."""
-    view = ModelView(case.original)
-    return lambda scale: view.with_theta(view.theta() + scale * direction)
-
-
-def _at_length(case: Case, direction: Tensor, length: float) -> nn.Module:
-    theta = ModelView(case.original).theta()
-    return _along(case, direction)(length * float(theta.norm() / direction.norm()))
 
 
 def _ascended(case: Case) -> nn.Module:

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from ssse.calibration.lengths import LENGTHS
 from ssse.paper import resnet, training
 from ssse.paper.cache import key_of
 from ssse.paper.data.images import Images, digits_as_images, load_cifar10
@@ -45,7 +46,7 @@ class Form:
     seeds: int
     shadows: int = 0
     noise: float = 0.0
-    lengths: tuple[float, ...] = (0.25, 0.35, 0.5, 0.7, 1.0)
+    lengths: tuple[float, ...] = LENGTHS
     opponents_of_all_seeds: bool = True
     projected: bool = False
 
@@ -56,13 +57,8 @@ LARGE = Form(
     "large", Recipe(epochs=20, widths=(64, 128, 256, 512), blocks=2), None, 2_000, 0, (), 0.1, 1, projected=True
 )
 _FEW = Recipe(epochs=40, batch=128, rate=0.2, widths=(8, 16, 32), blocks=1, autocast=False)
-MEDIUM = Form(
-    "medium", _FEW, 6_000, 2_000, 1, (0.5,), 0.1, 3, shadows=16, lengths=(0.25, 0.3, 0.35, 0.42, 0.5),
-    opponents_of_all_seeds=False,
-)  # fmt: skip
-DIGITS = Form(
-    "digits", replace(_FEW, batch=32, rate=0.1), 600, 150, 1, (0.5,), 0.1, 1, noise=0.3, lengths=(0.17, 0.25, 0.35, 0.5)
-)
+MEDIUM = Form("medium", _FEW, 6_000, 2_000, 1, (0.5,), 0.1, 3, shadows=16, opponents_of_all_seeds=False)
+DIGITS = Form("digits", replace(_FEW, batch=32, rate=0.1), 600, 150, 1, (0.5,), 0.1, 1, noise=0.3)
 
 
 @dataclass(frozen=True)

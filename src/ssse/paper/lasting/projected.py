@@ -150,12 +150,12 @@ class ProjectedKernel:
         theta = torch.cat([p.detach().flatten() for p in model.parameters()]).double()
         return cls(model, x, y, rows, phi, along, theta)
 
-    def direction(self, forget: Tensor, decay: float, damping: float) -> Tensor:
-        """M₋S⁻¹ (g_S + k·w·θ), flat, with the margin rows of what stays and the damping (n−k)λ."""
+    def direction(self, forget: Tensor, decay: float, damping: float, evenly: bool = False) -> Tensor:
+        """M₋S⁻¹ (g_S + k·w·θ), flat, with the margin rows of what stays and the damping (n−k)λ; evenly: −Σ∇φ as g_S."""
         n, k = len(self.phi), len(forget)
         ridge = (n - k) * damping
         slope = torch.zeros(n, dtype=torch.float64, device=self.phi.device)
-        slope[forget] = -(-self.phi[forget]).sigmoid()  # g_S = Rᵀ slope
+        slope[forget] = -1.0 if evenly else -(-self.phi[forget]).sigmoid()  # g_S = Rᵀ slope
         weights = (self.phi.sigmoid() * (-self.phi).sigmoid()).sqrt()
         weights[forget] = 0
         rows = self.rows.double()
