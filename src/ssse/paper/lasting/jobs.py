@@ -76,10 +76,11 @@ class Study:
 
     def blocks(self) -> list[Block]:
         """What matters most first. The paper's step and gradient ascent: with the first seed alone."""
-        names = [OURS, NOTHING, ALONE, RETRAINED, *(opponent.key for opponent in OPPONENTS)]
+        own, others = (OURS, NOTHING, ALONE, RETRAINED), [opponent.key for opponent in OPPONENTS]
         seeds = range(self.form.seeds)
-        found = [Block(name, 0) for name in [*names, ASCENT, *([] if self.form.projected else [PAPER])]]
-        found += [Block(name, seed) for seed in seeds[1:] for name in names if self._asked(name)]
+        found = [Block(name, seed) for seed in seeds for name in own]
+        found += [Block(name, 0) for name in [*others, ASCENT, *([] if self.form.projected else [PAPER])]]
+        found += [Block(name, seed) for seed in seeds[1:] if self.form.opponents_of_all_seeds for name in others]
         shadows = range(self.form.seeds, self.form.seeds + self.form.shadows)
         return found + [Block(name, seed) for seed in shadows for name in (OURS, NOTHING, RETRAINED, *SHADOWED)]
 
@@ -121,19 +122,18 @@ class Study:
         how = (*((projected,) if self.form.projected else ()), *(WAYS if rows == "margin" else ()))
         return key_of(f"steps-{rows}", *self.base(seed), *how)
 
-    def chosen(self, opponent: Opponent) -> list[Numbers]:
-        """Its settings for each request: tuned with the first seed on the first part of a class and the part of all."""
+    def chosen(self, opponent: Opponent, cases: Sequence[Case]) -> list[Numbers]:
+        """Its settings for these requests: tuned with the first seed, on the first part of a class and that of all."""
         tuned = [case for case in self.cases[0] if case.followed and case.removal.rate < 1]
         key = self.key(Block(f"tuned {opponent.key}", 0)).replace(" ", "-")
         found = self.settings.cache.numbers(key, lambda: methods.tuned(tuned, opponent))
         by_rate = {case.removal.rate: one for case, one in zip(tuned, found, strict=True)}
-        return [by_rate.get(case.removal.rate, found[0]) for case in self.cases[0]]
-
-    def _asked(self, name: str) -> bool:
-        return self.form.opponents_of_all_seeds or name in (OURS, NOTHING, ALONE, RETRAINED)
+        return [by_rate.get(case.removal.rate, found[0]) for case in cases]
 
     def _compute(self, block: Block) -> list[Numbers]:
-        some = self.cases[block.seed]
+        some = cases = self.cases[block.seed]
+        if block.method not in (OURS, NOTHING, ALONE, RETRAINED) and not self.form.opponents_of_all_requests:
+            some = [case for case in cases if case.followed]
         ways: dict[str, Callable[[], list[Numbers]]] = {
             NOTHING: lambda: methods.nothing(some),
             RETRAINED: lambda: methods.retrained(some),
@@ -143,8 +143,9 @@ class Study:
             PAPER: lambda: methods.paper(some, self.steps(block.seed, "empirical")[0]),
         }
         for opponent in OPPONENTS:
-            ways[opponent.key] = lambda one=opponent: methods.answered(some, one, self.chosen(one))
-        return ways[block.method]()
+            ways[opponent.key] = lambda one=opponent: methods.answered(some, one, self.chosen(one, some))
+        found = dict(zip((case.words for case in some), ways[block.method](), strict=True))
+        return [found.get(case.words, {}) for case in cases]
 
     def _solve(self, twins: Twins, rows: Rows) -> tuple[dict[str, Tensor], Numbers]:
         ground, decay, device = self.ground, self.form.recipe.decay, self.ground.x.device

@@ -33,6 +33,7 @@ class Form:
         seeds: networks are trained with 0, 1, … shadows: seeds beyond those, for U-LiRA; on a GPU alone.
         noise: share of all labels that are drawn at random, where the images alone leave nothing to remember.
         lengths: of our step, that are tried. opponents_of_all_seeds: or of the first alone.
+        opponents_of_all_requests: or of the first of each share.
         projected: whether the kernel is of projected gradients, because the rows fit no memory.
     """
 
@@ -48,10 +49,13 @@ class Form:
     noise: float = 0.0
     lengths: tuple[float, ...] = LENGTHS
     opponents_of_all_seeds: bool = True
+    opponents_of_all_requests: bool = True
     projected: bool = False
 
 
-FULL = Form("full", Recipe(), None, 2_000, 5, (0.5, 1.0), 0.1, 2, opponents_of_all_seeds=False)
+FULL = Form(
+    "full", Recipe(), None, 2_000, 5, (0.5, 1.0), 0.1, 2, opponents_of_all_seeds=False, opponents_of_all_requests=False
+)
 # As ResNet-18 for small images, but for its shortcuts, which have no parameters here: 11.0 million.
 LARGE = Form(
     "large", Recipe(epochs=20, widths=(64, 128, 256, 512), blocks=2), None, 2_000, 0, (), 0.1, 1, projected=True

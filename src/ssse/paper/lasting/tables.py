@@ -72,6 +72,7 @@ def _methods(numbers: Numbers, rate: float, removed: str) -> PageTable:
                 float(np.mean(rise)) if rise else None,
             ]
         )
+    rows += _among_the_others(numbers, rate)
     shares = [mean(numbers, RETRAINED, "alone", rate, split) for split, _ in SPLITS]
     rise = rises(numbers, RETRAINED, rate)
     count = len(values(numbers, RETRAINED, "alone", rate, "gap"))
@@ -128,6 +129,17 @@ def _ours(numbers: Numbers) -> PageTable:
     return PageTable("Ours, request by request: the curves that each step was chosen from", columns, rows, note=note)
 
 
+def _among_the_others(numbers: Numbers, rate: float) -> list[list[Any]]:
+    """Ours on the networks of the opponents alone, where they have fewer: what stands beside theirs."""
+    other = OPPONENTS[0].key
+    count = len(values(numbers, OURS, "repaired", rate, "gap", like=other))
+    if not count or count == len(values(numbers, OURS, "repaired", rate, "gap")):
+        return []
+    names = ("gap", *(split for split, _ in SPLITS), "kl", "auc")
+    found = [mean(numbers, OURS, "repaired", rate, name, like=other) for name in names]
+    return [["ours, on the opponents' networks alone", count, *found, None]]
+
+
 def _trial(one: Numbers) -> str:
     told = "diverged" if one["shortfall"] is None else f"{one['shortfall']:.2f}"
     return f"{one['damping']:g}, {one['length']:g}: {told}"
@@ -142,7 +154,7 @@ def _four(numbers: Numbers, rate: float, removed: str) -> PageTable | None:
         apart, shown = [], []
         for seed, by_request in numbers["answers"].get(method, {}).items():
             for words in requests_of(numbers, rate):
-                if way in by_request[words]:
+                if way in by_request.get(words, {}):
                     own = _as_they_do(by_request[words][way])
                     wanted = _as_they_do(numbers["answers"][RETRAINED][seed][words]["alone"])
                     shown.append(own)

@@ -44,11 +44,10 @@ def requests_of(numbers: Numbers, rate: float) -> list[str]:
 
 
 def answers_of(numbers: Numbers, method: str, rate: float, like: str | None = None) -> list[Numbers]:
-    """Over requests and seeds; those that failed are empty and left out. like: over the seeds of that method alone."""
-    by_seed = numbers["answers"].get(method, {})
-    seeds = by_seed if like is None else numbers["answers"].get(like, {})
-    some = [found for seed, found in by_seed.items() if seed in seeds]
-    return [found[words] for found in some for words in requests_of(numbers, rate) if found.get(words)]
+    """Over requests and seeds; those that failed are empty and left out. like: over those that this method has."""
+    found, other = numbers["answers"].get(method, {}), numbers["answers"].get(like or method, {})
+    pairs = [(seed, words) for seed in found for words in requests_of(numbers, rate)]
+    return [found[s][words] for s, words in pairs if found[s].get(words) and other.get(s, {}).get(words)]
 
 
 def values(numbers: Numbers, method: str, way: str, rate: float, name: str, like: str | None = None) -> np.ndarray:
