@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from ssse.calibration.lengths import DAMPINGS, LENGTHS, START, Seen, Splits, Trial, search_lengths
+from ssse.calibration.lengths import DAMPINGS, LENGTHS, LOOKED_AT, START, Seen, Splits, Trial, search_lengths
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.diagnostics import Diagnostics
 from ssse.erasure.erase import erase
@@ -42,7 +42,7 @@ class LastingErasure:
         verdict: "ok", or "caution" with the reasons: measured after the repair.
         damping, length, scale: of the step that was taken. trials: all that were tried, damping by damping: the curves
             it was decided from. Where the repair diverged, the shortfall is infinite and what is seen is NaN.
-        original: the model passed in, on the same samples. step: the diagnostics of its direction, at ε = 1.
+        original: the model passed in, on the same samples. step: the diagnostics of its direction, at a tiny scale.
         training: of each repair. epochs: of all of them together.
         resolution: the standard error of forgotten − expected, from so many samples.
     """
@@ -143,7 +143,16 @@ def erase_and_repair(
     for times in softer:
         damped = curvature if times == 1 else curvature.with_damping(times * curvature.damping)
         erasures.append(
-            erase(model, damped, loss_fn, forget, scale=1.0, evenly=even, override=("step", "probe"), progress=progress)
+            erase(
+                model,
+                damped,
+                loss_fn,
+                forget,
+                scale=LOOKED_AT,
+                evenly=even,
+                override=("step", "probe"),
+                progress=progress,
+            )
         )
     if any(erasure.reach == 0 for erasure in erasures):
         raise InvalidSetting("The step for these samples is zero: the model has learnt nothing from them to erase.")

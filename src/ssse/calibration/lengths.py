@@ -27,6 +27,7 @@ T = TypeVar("T")
 # half a class at 0.15 and a tenth of its data at 0.21.
 LENGTHS = (0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.56, 0.8)
 START = 0.2
+LOOKED_AT = 1e-4  # the scale at which a direction is found: at 1 a deep network overflows
 DAMPINGS = (1.0,)  # times the curvature's: of steps that push evenly a softer one was no better
 LOOKED = 5_000  # of the retained samples, at which the health of the model is judged
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from ssse.errors import MissingExtra
+
 SECTIONS = ("fit", "erase", "calibrate", "evaluate")
 # dtype=torch.float64, policy='joint', rows="empirical", leave_out=False, rank=100, memory_budget=
 ARGUMENT = re.compile(r"""(?<![\w.=(])(?P<name>[a-z_]+)=(?:torch\.)?(?P<quote>["']?)(?P<value>[\w.+-]*\w)?(?P=quote)""")
@@ -18,7 +20,10 @@ PHRASES = {
 
 def as_settings(text: str) -> str:
     """`dtype=torch.float64` → `--set fit.dtype=float64`, of every argument that is a setting; the rest as it is."""
-    from ssse.workspace.settings import Settings
+    try:
+        from ssse.workspace.settings import Settings
+    except MissingExtra:  # without what workspaces need there are no settings to name, and the text has to be told
+        return text
 
     places: dict[str, str] = {}
     for section in SECTIONS:

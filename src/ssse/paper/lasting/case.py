@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,6 +25,8 @@ from ssse.problem.wrappers import copied
 PASS = 5_000  # images that are looked at together
 LOOKED = 5_000  # of D∖S, at which accuracies are measured
 STATISTICS = 10_000  # of D∖S, from which a repaired network has its BatchNorm statistics
+
+MEASURES = ("kl", "auc", "unseen")  # beside accuracies and their gap
 
 Batches = list[tuple[Tensor, Tensor]]
 Numbers = dict[str, Any]
@@ -141,12 +144,18 @@ class Case:
     def measure(self, model: nn.Module) -> Numbers:
         """Beside the retrained network: accuracies in per cent, KL in nats on S, attacks on S.
 
+        Of a network that is destroyed, so that outputs are NaN or infinite, the accuracies alone: such are wrong.
         auc: S against test samples of its kind. unseen: the share of S, in per cent, that a threshold between D∖S and
         all test samples takes for samples that were never trained on, the "MIA" of the papers around SalUn.
         """
         logits = {name: _logits(model, x) for name, (x, _) in self.splits.items()}
         found = {name: _accuracy(logits[name], y) for name, (_, y) in self.splits.items()}
         wanted, reference = self.wanted
+        if not all(bool(torch.isfinite(z).all()) for z in logits.values()):
+            lost = [math.nan] * len(logits["forgotten"])
+            return (
+                {"accuracy": found, "gap": mean_gap(found, wanted)} | dict.fromkeys(MEASURES, math.nan) | {"phi": lost}
+            )
         known = {name: confidences(logits[name], y) for name, (_, y) in self.splits.items()}
         phi, tests = known["forgotten"], [known[name] for name in known if name.startswith("test")]
         attack = threshold_attack(phi, known["test_same"])
@@ -186,4 +195,5 @@ def _logits(model: nn.Module, x: Tensor) -> Tensor:
 
 def _accuracy(logits: Tensor, y: Tensor) -> float:
     """In per cent."""
-    return 100 * float((logits.argmax(1) == y).double().mean())
+    right = (logits.argmax(1) == y) & torch.isfinite(logits).all(1)
+    return 100 * float(right.double().mean())

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ssse.calibration.lengths import DAMPINGS, START, Splits, Trial, losses_of, shortfall, walk, walk_in_turn
+from ssse.calibration.lengths import DAMPINGS, LOOKED_AT, START, Splits, Trial, losses_of, shortfall, walk, walk_in_turn
 from ssse.curvature.choices import LowRank
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.erase import erase
@@ -177,7 +177,7 @@ class Study:
                             damped,
                             LOSS,
                             case.forget,
-                            scale=1.0,
+                            scale=LOOKED_AT,
                             leave_out=rows == "margin",
                             evenly=even,
                             override=BOUNDS,  # its direction alone: how far to go is what is studied
