@@ -2,8 +2,7 @@
 
 Not the damping but the length of the step over ‖θ‖ decides how much a network forgets for good, and what looks best
 before the repair is not what is best after it. So a few lengths are tried, each is repaired, and what is kept is the
-one after which S is like held-out samples of its kind while all else works as before; then the same with a softer
-direction. Nothing is retrained to choose.
+one after which S is like held-out samples of its kind while all else works as before. Nothing is retrained to choose.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ def erase_and_repair(
     autocast: bool = False,
     progress: bool = True,
 ) -> LastingErasure:
-    """Erase samples from a network so that they do not come back: a long second-order step, then a short repair.
+    """Erase samples from a network so that they do not come back: a second-order step as long as it takes, and repair.
 
         done = ssse.erase_and_repair(model, curvature, "cross_entropy", forget, retained=rest, held_out=validation,
                                      training=ssse.Training(epochs=40, learning_rate=0.4))

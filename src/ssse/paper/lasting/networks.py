@@ -61,7 +61,7 @@ LARGE = Form(
     "large", Recipe(epochs=20, widths=(64, 128, 256, 512), blocks=2), None, 2_000, 0, (), 0.1, 1, projected=True
 )
 _FEW = Recipe(epochs=40, batch=128, rate=0.2, widths=(8, 16, 32), blocks=1, autocast=False)
-MEDIUM = Form("medium", _FEW, 6_000, 2_000, 1, (0.5,), 0.1, 3, shadows=16, opponents_of_all_seeds=False)
+MEDIUM = Form("medium", _FEW, 6_000, 2_000, 1, (0.5,), 0.1, 5, shadows=16, opponents_of_all_seeds=False)
 DIGITS = Form("digits", replace(_FEW, batch=32, rate=0.1), 600, 150, 1, (0.5,), 0.1, 1, noise=0.3)
 
 

@@ -86,9 +86,9 @@ def _notes(numbers: Mapping[str, Any]) -> list[str]:
         "Gap: the mean absolute difference in accuracy to the network that was retrained with the same seed, over D∖S, "
         "S and the test samples of the removed kind and of the others (three splits where samples go at random), in "
         "points. Held-out samples that anything was chosen by are not among the test samples.",
-        "Damping and length of our step are chosen by S, held-out samples and what stays, as ssse.erase_and_repair "
-        "does. The settings of the opponents are those of a grid with the least gap to the retrained network itself, "
-        "on the first request of the kind with the first seed: more than a user could know.",
+        "Our step pushes every margin of S alike; how far it goes is chosen by S, held-out samples and what stays, as "
+        "ssse.erase_and_repair does. The settings of the opponents are those of a grid with the least gap to the "
+        "retrained network itself, on the first request of the kind with the first seed: more than a user could know.",
         "Repair: the same for all, as ssse.repair trains; BatchNorm statistics from up to 10,000 samples of D∖S. "
         "Fine-tuning is the repair of the original. Each opponent trains for as many epochs as the repair has.",
         "Tried and dropped: margin rows of held-out samples as a guard in the curvature (no better after the repair, "
@@ -98,8 +98,8 @@ def _notes(numbers: Mapping[str, Any]) -> list[str]:
     ]
     if numbers["name"] == "medium":
         notes.append(
-            "The dampings (that of the training and four times it) and the lengths were settled after looking at the "
-            "first seed with its retrained networks; the other seeds were not looked at."
+            "That margins are pushed evenly, and the lengths that are tried, were settled with the retrained networks "
+            "of earlier seeds in view; seeds 3 and 4 were trained when all of that stood."
         )
     if not numbers["attacked"]:
         notes.append(
