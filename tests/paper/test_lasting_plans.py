@@ -131,7 +131,8 @@ def test_the_repair_is_the_librarys():
 
 def test_what_comes_back_is_looked_at_as_the_library_does():
     case = a_case()
-    training = case.repairing
+    training = case.harmless
+    assert training == replace(case.repairing, learning_rate=case.repairing.learning_rate / 2)
     (found,) = methods.resurfaced([case], [case.original], always=True)
     held_out = [(case.ground.held_x, case.ground.held_y)]
     wanted = resurfacing(
@@ -154,8 +155,12 @@ def test_what_comes_back_is_looked_at_as_the_library_does():
         assert ours["auc"] == pytest.approx(theirs.auc)
     longer = lane(case, plans.repair_plan(case, 8))
     trainee = Trainee.of(case.original, LOSS, retained(case))
-    trainee.train(replace(training, epochs=8), progress=False)
+    trainee.train(replace(case.repairing, epochs=8), progress=False)
     assert_same(longer, trainee.problem.model, 1e-9)
+    (pressed,) = methods.pressed([case], [case.original])
+    before, after = pressed["pressed"]
+    assert before == found["moments"][0]
+    assert after == case.moment(longer, 8)
 
 
 @pytest.mark.parametrize("gone", [2 * SIZE, SIZE])

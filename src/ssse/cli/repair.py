@@ -21,7 +21,7 @@ def repair(
     epochs: Annotated[int | None, typer.Option(help="Of the repair; 4 if not given.")] = None,
     learning_rate: Annotated[
         float | None,
-        typer.Option(metavar="RATE", help="The largest of its cycle; if not given 0.05, up to 0.2 of few steps."),
+        typer.Option(metavar="RATE", help="The largest of its cycle; if not given 0.1, up to 0.2 of few steps."),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples a step; 512 if not given.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="That of the fit if not given.")] = None,

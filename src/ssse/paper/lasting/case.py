@@ -106,6 +106,11 @@ class Case:
         whole = Training(recipe.epochs, recipe.rate, recipe.batch, recipe.decay, recipe.momentum)
         return repair_training(whole, len(self.removal.keep))
 
+    @property
+    def harmless(self) -> Training:
+        """What S may come back in: as the repair, at half its rate."""
+        return replace(self.repairing, learning_rate=self.repairing.learning_rate / 2)
+
     @cached_property
     def teacher(self) -> Tensor:
         """The original's logits on all training samples, in eval mode."""
@@ -177,7 +182,11 @@ class Case:
         own, other = _logits(model, x), _logits(model, held_x)
         attack = threshold_attack(confidences(own, y), confidences(other, held_y))
         loss = float(nn.functional.cross_entropy(own, y))
-        return {"epoch": epoch, "accuracy": _accuracy(own, y), "loss": loss, "auc": attack.auc}
+        known = {
+            "accuracy": _accuracy(own, y),
+            "alike": _accuracy(other, held_y),
+        }  # alike: held-out samples of its kind
+        return {"epoch": epoch, **known, "loss": loss, "auc": attack.auc}
 
     def _batches(self, x: Tensor, y: Tensor, places: Tensor) -> Batches:
         places = places.to(x.device)

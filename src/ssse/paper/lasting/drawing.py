@@ -37,9 +37,9 @@ def drawings(numbers: Numbers) -> list[PageFigure]:
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     caption = (
         "Left of the grey line the repair that all methods share, right of it the harmless training on D∖S that "
-        "follows. At epoch 0 stands what the method itself did, with the BatchNorm statistics it left. Black: the "
-        "retrained network along the same training, which is where S should be. Mean over the requests that were "
-        "followed, and the seeds."
+        "follows, at half its rate. At epoch 0 stands what the method itself did, with the BatchNorm statistics it "
+        "left. Black: the retrained network along the same training, which is where S should be. Mean over the "
+        "requests that were followed, and the seeds."
     )
     return [
         PageFigure("resurfacing", "Does the memory come back? S along the repair and after it", caption, "", figure)

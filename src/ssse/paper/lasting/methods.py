@@ -37,8 +37,8 @@ def nothing(cases: Sequence[Case]) -> list[Numbers]:
 
 
 def retrained(cases: Sequence[Case]) -> list[Numbers]:
-    alone = [{"alone": case.measure(case.retrained)} for case in cases]
-    return joined(alone, resurfaced(cases, [case.retrained for case in cases]))
+    alone, models = [{"alone": case.measure(case.retrained)} for case in cases], [case.retrained for case in cases]
+    return joined(alone, resurfaced(cases, models), pressed(cases, models))
 
 
 def paper(cases: Sequence[Case], directions: Directions) -> list[Numbers]:
@@ -86,7 +86,7 @@ def lasting(cases: Sequence[Case], directions: Directions, follow: bool = True) 
                 "along": attempt.along,
             }
         )
-    return joined(answers, resurfaced(cases, chosen, always=follow))
+    return joined(answers, resurfaced(cases, chosen, always=follow), pressed(cases, chosen))
 
 
 def _told(trial: Trial) -> Numbers:
@@ -169,7 +169,7 @@ def resurfaced(cases: Sequence[Case], models: Sequence[nn.Module], always: bool 
     """S along a harmless training, of the requests that are followed; always: of all."""
     followed = [place for place, case in enumerate(cases) if always or case.followed]
     moments: dict[int, list[Numbers]] = {place: [cases[place].moment(models[place], 0)] for place in followed}
-    plans = [cycle_plan(cases[place], cases[place].repairing, MOMENTS[-1]) for place in followed]
+    plans = [cycle_plan(cases[place], cases[place].harmless, MOMENTS[-1]) for place in followed]
     plans = [replace(plan, looks=tuple(plan.looks[epoch - 1] for epoch in MOMENTS)) for plan in plans]
 
     def look(place: int, steps: int, model: nn.Module) -> None:
@@ -178,6 +178,19 @@ def resurfaced(cases: Sequence[Case], models: Sequence[nn.Module], always: bool 
 
     trained([cases[place] for place in followed], [models[place] for place in followed], plans, look)
     return [{"moments": moments[place]} if place in moments else {} for place in range(len(cases))]
+
+
+def pressed(cases: Sequence[Case], models: Sequence[nn.Module]) -> list[Numbers]:
+    """S before and after as many epochs at the rate of the repair itself, of the requests that are followed."""
+    some = [place for place, case in enumerate(cases) if case.followed]
+    plans = [cycle_plan(cases[place], cases[place].repairing, MOMENTS[-1]) for place in some]
+    done = trained([cases[place] for place in some], [models[place] for place in some], plans)
+    found: list[Numbers] = [{} for _ in cases]
+    for place, model in zip(some, done, strict=True):
+        if model is not None:
+            pair = (0, models[place]), (MOMENTS[-1], model)
+            found[place] = {"pressed": [cases[place].moment(one, epoch) for epoch, one in pair]}
+    return found
 
 
 def joined(*parts: Sequence[Numbers]) -> list[Numbers]:

@@ -69,6 +69,12 @@ def rises(numbers: Numbers, method: str, rate: float) -> list[float]:
     return [moments[-1]["accuracy"] - moments[0]["accuracy"] for moments in found]
 
 
+def pressed(found: Numbers) -> float | None:
+    """The rise in as many epochs at the rate of the repair itself."""
+    first_and_last = found.get("pressed")
+    return first_and_last[1]["accuracy"] - first_and_last[0]["accuracy"] if first_and_last else None
+
+
 def heard(numbers: Numbers, method: str, rate: float) -> list[tuple[float, float]]:
     """The attack's AUC on S at the first and the last moment of the harmless training."""
     found = [one["moments"] for one in answers_of(numbers, method, rate) if one.get("moments")]
