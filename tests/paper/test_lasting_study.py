@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -165,6 +166,35 @@ def test_opponents_of_the_first_seed_alone(monkeypatch):
     monkeypatch.setattr(networks, "DIGITS", form)
     later = {block.method for block in untrained(form).blocks() if block.seed == 1}
     assert later == {OURS, NOTHING, ALONE, RETRAINED}
+
+
+def test_shadows_are_judged_with_the_seeds_that_each_method_answered():
+    """An opponent may have left out seeds, or have diverged; its networks still stand beside their own twins."""
+    drawn = np.random.default_rng(0)
+    methods_of = {
+        OURS: range(10),
+        NOTHING: range(10),
+        RETRAINED: range(10),
+        "labels": range(1, 10),
+        "salun": (0, *range(2, 10)),
+    }
+    answers: dict[str, Answers] = {}
+    for method, seeds in methods_of.items():
+        answers[method] = {}
+        for seed in seeds:
+            shift = 5.0 if method == NOTHING else 0.0
+            phi = list(drawn.normal(shift, 1, 30))
+            one = {"phi": phi, "gap": float(seed), "auc": 0.5, "accuracy": {"forgotten": 50.0}}
+            answers[method][str(seed)] = {"a": {"alone": one, "repaired": one}}
+    answers["salun"]["5"]["a"] = {}
+    attacked, further = run._attacked(answers)["a"], run._further(answers, ["0", "1"])["a"]
+    whole = [f"{OURS} repaired", f"{NOTHING} alone", f"{NOTHING} repaired"]
+    counts = {name: one["models"] for name, one in attacked.items()}
+    assert counts == dict.fromkeys(whole, 10) | {"labels repaired": 9, "salun repaired": 8}
+    assert attacked[f"{NOTHING} alone"]["accuracy"] > 0.95
+    assert attacked[f"{OURS} repaired"]["accuracy"] < 0.7
+    assert further[f"{OURS} repaired"]["gaps"] == [float(seed) for seed in range(2, 10)]
+    assert further["salun repaired"]["gaps"] == [2.0, 3.0, 4.0, 6.0, 7.0, 8.0, 9.0]
 
 
 def test_directions_and_what_is_told_of_them_are_whole_or_made_anew(tmp_path, monkeypatch):

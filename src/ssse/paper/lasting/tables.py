@@ -19,6 +19,7 @@ def tables(numbers: Numbers) -> list[PageTable]:
     found = [_methods(numbers, rate, words) for rate, words in kinds(numbers).items()]
     found += [four for rate, words in kinds(numbers).items() if rate < 0.5 and (four := _four(numbers, rate, words))]
     found += [_ours(numbers), _opponents(numbers), _cost(numbers)]
+    found += [_further(numbers)] if numbers.get("further") else []
     return found + ([_attacks(numbers)] if numbers["attacked"] else [])
 
 
@@ -145,6 +146,20 @@ def _among_the_others(numbers: Numbers, rate: float) -> list[list[Any]]:
     names = ("gap", *(split for split, _ in SPLITS), "kl", "auc")
     found = [mean(numbers, OURS, "repaired", rate, name, like=other) for name in names]
     return [["ours, on the opponents' networks alone", count, *found, None]]
+
+
+def _further(numbers: Numbers) -> PageTable:
+    labels = {f"{method} {way}": label for method, way, label, _ in WAYS} | {f"{RETRAINED} alone": "retrained"}
+    rows = []
+    for words, by_method in numbers["further"].items():
+        for name, one in by_method.items():
+            gaps = np.array(one["gaps"])
+            spread = [float(gaps.mean()), float(gaps.std()), float(gaps.max())] if len(gaps) else [None] * 3
+            means = [float(np.mean(one[key])) if one[key] else None for key in ("forgotten", "auc")]
+            rows.append([words, labels[name], len(gaps), *spread, *means])
+    columns = ("removed", "method", "networks", "gap", "its spread", "largest", "S, %", "attack AUC")
+    note = "Seeds beyond those above, which were not looked at before everything stood. Spread: a standard deviation."
+    return PageTable("Further seeds", columns, rows, note=note)
 
 
 def _trial(one: Numbers) -> str:
