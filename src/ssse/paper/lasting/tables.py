@@ -8,11 +8,21 @@ import numpy as np
 
 from ssse.paper.lasting.jobs import NOTHING, OURS, RETRAINED
 from ssse.paper.lasting.plans import OPPONENTS
-from ssse.paper.lasting.view import WAYS, Numbers, answers_of, floor, kinds, mean, pressed, requests_of, rises, values
+from ssse.paper.lasting.view import (
+    SPLITS,
+    WAYS,
+    Numbers,
+    answers_of,
+    floor,
+    kinds,
+    mean,
+    pressed,
+    requests_of,
+    rises,
+    values,
+)
 from ssse.paper.result import SummaryRow
 from ssse.rendering.document import PageTable
-
-SPLITS = (("retained", "D∖S"), ("forgotten", "S"), ("test_other", "T∖T_a"), ("test_same", "T_a"))
 
 
 def tables(numbers: Numbers) -> list[PageTable]:

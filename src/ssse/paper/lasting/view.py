@@ -12,6 +12,8 @@ from ssse.paper.lasting.plans import OPPONENTS
 
 Numbers = Mapping[str, Any]
 
+SPLITS = (("retained", "D∖S"), ("forgotten", "S"), ("test_other", "T∖T_a"), ("test_same", "T_a"))
+
 # Key of the method, whether alone or repaired, its words, its group in the summary.
 WAYS = (
     (NOTHING, "alone", "the original: nothing done", "floor"),
