@@ -6,7 +6,19 @@ import numpy as np
 
 from ssse.paper.lasting.jobs import ASCENT, NOTHING, OURS, RETRAINED
 from ssse.paper.lasting.plans import OPPONENTS
-from ssse.paper.lasting.view import SPLITS, Numbers, answers_of, heard, kinds, mean, pressed, requests_of, rises, values
+from ssse.paper.lasting.view import (
+    SPLITS,
+    Numbers,
+    answers_of,
+    heard,
+    judged,
+    kinds,
+    mean,
+    pressed,
+    requests_of,
+    rises,
+    values,
+)
 from ssse.paper.result import Finding, Target
 from ssse.paper.verdicts import listed, of_all
 
@@ -67,7 +79,19 @@ def _by_split(numbers: Numbers, rate: float) -> str:
         if np.isfinite(ours).any():
             off, shares = float(np.nanmean(abs(ours - retrained))), (np.nanmean(ours), np.nanmean(retrained))
             found.append((off, f"{label} by {off:.2f} ({shares[0]:.1f} % right, retrained {shares[1]:.1f} %)"))
-    return "Off: " + ", ".join(text for _, text in sorted(found, reverse=True)) + "."
+    return "Off: " + ", ".join(text for _, text in sorted(found, reverse=True)) + "." + _by_the_judges(numbers, rate)
+
+
+def _by_the_judges(numbers: Numbers, rate: float) -> str:
+    """The held-out samples that chose the step are few: S may be harder than they are, or easier."""
+    found = judged(numbers, rate)
+    if not found:
+        return ""
+    own, alike, known, wanted = np.mean(found, axis=0)
+    return (
+        f" The held-out samples of its kind, by which the step was chosen: {alike:.1f} % right, and S {own:.1f} %; "
+        f"retrained {wanted:.1f} % and {known:.1f} %."
+    )
 
 
 def _further_gaps(numbers: Numbers, rate: float) -> list[float]:

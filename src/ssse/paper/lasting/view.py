@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ssse.paper.lasting.jobs import ALONE, ASCENT, NOTHING, OURS, PAPER
+from ssse.paper.lasting.jobs import ALONE, ASCENT, NOTHING, OURS, PAPER, RETRAINED
 from ssse.paper.lasting.plans import OPPONENTS
 
 Numbers = Mapping[str, Any]
@@ -69,6 +69,13 @@ def rises(numbers: Numbers, method: str, rate: float) -> list[float]:
     """By how many points S rises from the first to the last moment of the harmless training."""
     found = [one["moments"] for one in answers_of(numbers, method, rate) if one.get("moments")]
     return [moments[-1]["accuracy"] - moments[0]["accuracy"] for moments in found]
+
+
+def judged(numbers: Numbers, rate: float) -> list[list[float]]:
+    """Accuracies on S and on held-out samples of its kind: ours, then the retrained network's; where both are known."""
+    pairs = zip(answers_of(numbers, OURS, rate, RETRAINED), answers_of(numbers, RETRAINED, rate, OURS), strict=True)
+    firsts = [[one["moments"][0] for one in pair] for pair in pairs if all(one.get("moments") for one in pair)]
+    return [[moment[name] for moment in both for name in ("accuracy", "alike")] for both in firsts]
 
 
 def pressed(found: Numbers) -> float | None:
