@@ -20,7 +20,7 @@ MARK = re.compile(r"<!-- (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 def main() -> None:
     read = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
-    results = {name: one for name, one in read.items() if "targets" in one}  # compared.json is a table of `ssse compare`
+    results = {name: one for name, one in read.items() if "targets" in one}  # compared.json is of `ssse compare`
 
     def fill(match: re.Match[str]) -> str:
         name = match.group(1)
