@@ -18,7 +18,7 @@ from ssse.paper.lasting import methods, networks, run
 from ssse.paper.lasting.jobs import ALONE, ASCENT, NOTHING, OURS, RETRAINED, Block, Study
 from ssse.paper.lasting.networks import DIGITS, Form, Twins
 from ssse.paper.settings import Settings
-from tests.support.sizes import sized
+from tests.support.sizes import FULL, sized
 
 # Fewer images and epochs, and one request: a fifth of all samples. In full, the form that `ssse reproduce` has.
 _SMALL = replace(
@@ -232,3 +232,28 @@ def test_with_a_projected_kernel_it_is_told_from_end_to_end(monkeypatch):
     methods_told = {row[0] for table in result.tables if table.title.startswith("Removed") for row in table.rows}
     assert {"SalUn", "NegGrad+", "retrained"} <= methods_told
     assert not any("noise floor" in row.method for row in result.summary)
+
+
+@pytest.mark.skipif(not FULL, reason="half a minute; one seed of a part is told from end to end in any size")
+def test_parts_and_the_whole_of_a_class_with_two_seeds_are_told_from_end_to_end(monkeypatch):
+    """As at full size, where a crash would come after minutes of a GPU; and class by class, without opponents."""
+    recipe = replace(_SMALL.recipe, epochs=4)
+    small = {"recipe": recipe, "images": 200, "held_out": 150, "classes": 1, "noise": 0.3, "lengths": (0.25,)}
+    for place in (networks, run):
+        monkeypatch.setattr(place, "DIGITS", replace(networks.FULL, **small))
+    result = run.run(Settings(device="cpu", show_progress=False))
+    wanted = [f"step and repair, {words}" for words in ("a whole class", "half a class", "10% at random")]
+    assert [target.what for target in result.targets][:3] == wanted
+    for table in result.tables:
+        if table.title in ("Removed: a whole class", "Removed: half a class", "Removed: 10% at random"):
+            told = {row[0]: row[1] for row in table.rows}
+            assert told["ours: the chosen step, then repaired"] == told["retrained"] == 2
+            assert told["SCRUB"] == told["the paper's step, ε best in hindsight"] == 1
+            assert "two retrained seeds" in told
+    for place in (networks, run):
+        monkeypatch.setattr(place, "DIGITS", replace(networks.CLASSES, **small, seeds=1, rates=()))
+    result = run.run(Settings(device="cpu", show_progress=False))
+    assert not [table.title for table in result.tables if "opponents" in table.title]
+    methods_told = {row[0] for table in result.tables if table.title.startswith("Removed") for row in table.rows}
+    assert "SalUn" not in methods_told
+    assert "fine-tuning (the repair alone)" in methods_told

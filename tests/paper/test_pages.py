@@ -295,6 +295,7 @@ def test_every_size_lies_in_a_folder_of_its_own(tmp_path, monkeypatch):
     sizes: list[tuple[Scale, Form, str]] = [
         ("auto", "full", "lasting"),
         ("small", "small", "lasting-small"),
+        ("classes", "classes", "lasting-classes"),
         ("large", "large", "lasting-large"),
     ]
     for scale, form, folder in sizes:
@@ -315,9 +316,9 @@ def test_a_command_that_is_handed_over_loses_its_folders():
     [
         ("celebA2", {}, "Did you mean 'celeba'"),
         ("zzz", {}, "There are: illustrative, celeba, awa2, cifar10, lasting"),
-        ("awa2", {"scale": "big"}, "'auto', 'full', 'small' or 'large'"),
+        ("awa2", {"scale": "big"}, "one of auto, full, small, classes, large"),
         ("awa2", {"scale": "full"}, "needs its data"),
-        ("awa2", {"scale": "large"}, "no size past the full one"),
+        ("awa2", {"scale": "large"}, "no size 'large'"),
         ("lasting", {"scale": "large"}, "needs its data"),
         ("awa2", {"data": "not/there"}, "does not exist"),
         ("awa2", {"seed": -1}, "seed"),

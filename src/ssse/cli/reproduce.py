@@ -31,7 +31,7 @@ def reproduce(
         "results"
     ),
     scale: Annotated[
-        Scale, typer.Option(help="auto: full where --data is given, else small. large: of lasting alone.")
+        Scale, typer.Option(help="auto: full where --data is given, else small. classes, large: of lasting alone.")
     ] = "auto",
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: a GPU where there is one.")] = "auto",
     seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn at random.")] = 0,
@@ -91,8 +91,8 @@ def _list(as_json: bool) -> None:
     for spec in EXPERIMENTS.values():
         if spec.needs_data:
             show(f"{spec.name} without its data: {spec.small}")
-        if spec.large:
-            show(f"{spec.name} with --scale large: {spec.large}")
+        for scale, what in spec.sizes.items():
+            show(f"{spec.name} with --scale {scale}: {what}")
 
 
 def _print(result: Result, page: Path) -> None:

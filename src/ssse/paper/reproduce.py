@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from ssse.errors import InvalidSetting
-from ssse.paper.experiments import Scale, Spec, find
+from ssse.paper.experiments import EXPERIMENTS, Scale, Spec, find
 from ssse.system import environment
 from ssse.system.extras import needed_for
 
@@ -83,7 +83,7 @@ def redraw(name: str, output: str | os.PathLike[str] = "results") -> Result:
     Raises:
         InvalidSetting: there is no finished run, or its numbers are not of this version.
     """
-    spec, folder = find(name.removesuffix("-small").removesuffix("-large")), Path(output) / name
+    spec, folder = find(name.partition("-")[0]), Path(output) / name
     with needed_for(f"The experiment '{name}'"):
         from ssse.paper.pages.writer import write, write_overview
 
@@ -103,10 +103,10 @@ def redraw(name: str, output: str | os.PathLike[str] = "results") -> Result:
 
 
 def place_of(result: Result, output: Path) -> Path:
-    """OUTPUT/NAME; beside it, as NAME-small, where a small form would overwrite a run at full size; or NAME-large."""
+    """OUTPUT/NAME; beside it, as NAME-small, where a small form would overwrite a run at full size; or NAME-SIZE."""
     folder = output / result.experiment
-    if result.form == "large":
-        return folder.with_name(f"{folder.name}-large")
+    if result.form in EXPERIMENTS[result.experiment].sizes:
+        return folder.with_name(f"{folder.name}-{result.form}")
     try:
         before = json.loads((folder / "results.json").read_text(encoding="utf-8"))["form"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -117,15 +117,15 @@ def place_of(result: Result, output: Path) -> Path:
 def _checked(spec: Spec, data: str | os.PathLike[str] | None, scale: str, device: str, seed: int) -> Path | None:
     """The folder of the data, if one is given, with everything else in order."""
     if scale not in get_args(Scale):
-        raise InvalidSetting(f"scale must be 'auto', 'full', 'small' or 'large', not {scale!r}.")
-    if scale == "large" and not spec.large:
-        raise InvalidSetting(f"'{spec.name}' has no size past the full one; leave --scale large out.")
+        raise InvalidSetting(f"scale must be one of {', '.join(get_args(Scale))}, not {scale!r}.")
+    if scale not in ("auto", "full", "small", *spec.sizes):
+        raise InvalidSetting(f"'{spec.name}' has no size '{scale}'; leave --scale {scale} out.")
     if device not in ("auto", "cpu", "cuda") and not device.startswith("cuda:"):
         raise InvalidSetting(f"device must be 'auto', 'cpu' or 'cuda', not {device!r}.")
     if not isinstance(seed, int) or seed < 0:
         raise InvalidSetting(f"seed must be a whole number from 0 on, not {seed!r}.")
     if data is None:
-        if scale in ("full", "large") and spec.needs_data:
+        if scale in ("full", *spec.sizes) and spec.needs_data:
             size = "full" if scale == "full" else "that"
             raise InvalidSetting(
                 f"'{spec.name}' at {size} size needs its data ({spec.data}). Say where it lies with --data, or leave "

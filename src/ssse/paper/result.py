@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ssse.rendering.document import PageFigure, PageTable, as_plain
 
 Verdict = Literal["yes", "partly", "no"]
-Form = Literal["full", "small", "large"]
+Form = Literal["full", "small", "classes", "large"]
 STAND_IN = "digits"  # the name of the data set that comes with scikit-learn
 
 

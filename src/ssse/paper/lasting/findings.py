@@ -29,6 +29,7 @@ STAYS = 2.0  # points that S may rise by in eight further epochs
 WANTED = {
     "full": {0.5: 2.0, 1.0: 0.3, 0.1: 1.0},
     "medium": {0.5: 2.5, 0.1: 2.5},
+    "classes": {0.5: 2.5, 0.1: 2.5},
 }
 
 

@@ -79,6 +79,8 @@ class Study:
         own, others = (OURS, NOTHING, ALONE, RETRAINED), [opponent.key for opponent in OPPONENTS]
         seeds = range(self.form.seeds)
         found = [Block(name, seed) for seed in seeds for name in own]
+        if not self.form.opponents:
+            return found
         found += [Block(name, 0) for name in [*others, ASCENT, *([] if self.form.projected else [PAPER])]]
         found += [Block(name, seed) for seed in seeds[1:] if self.form.opponents_of_all_seeds for name in others]
         shadows = range(self.form.seeds, self.form.seeds + self.form.shadows)

@@ -28,7 +28,7 @@ from ssse.rendering.document import PageTable
 def tables(numbers: Numbers) -> list[PageTable]:
     found = [_methods(numbers, rate, words) for rate, words in kinds(numbers).items()]
     found += [four for rate, words in kinds(numbers).items() if rate < 0.5 and (four := _four(numbers, rate, words))]
-    found += [_ours(numbers), _opponents(numbers), _cost(numbers)]
+    found += [_ours(numbers), *_opponents(numbers), _cost(numbers)]
     found += [_further(numbers)] if numbers.get("further") else []
     return found + ([_attacks(numbers)] if numbers["attacked"] else [])
 
@@ -207,14 +207,17 @@ def _as_they_do(one: Numbers) -> np.ndarray:
     return np.array([100 - known["forgotten"], known["retained"], known["test_same"], one["unseen"]])
 
 
-def _opponents(numbers: Numbers) -> PageTable:
+def _opponents(numbers: Numbers) -> list[PageTable]:
     rows = []
     for opponent in OPPONENTS:
+        if opponent.key not in numbers["answers"]:
+            continue
         grid = "; ".join(", ".join(f"{name} {value:g}" for name, value in one.items()) for one in opponent.grid)
         rows.append([opponent.label, grid])
     epochs = next(iter(numbers["repair"].values()))["epochs"]
     note = f"Each for {epochs} epochs, momentum 0.9, the weight decay and the batch size of the training."
-    return PageTable("Settings that the opponents were tuned over", ("method", "settings"), rows, note=note)
+    title = "Settings that the opponents were tuned over"
+    return [PageTable(title, ("method", "settings"), rows, note=note)] if rows else []
 
 
 def _cost(numbers: Numbers) -> PageTable:

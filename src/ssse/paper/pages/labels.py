@@ -34,6 +34,8 @@ def form_label(form: Form, stand_in: bool) -> str:
         return "At full size"
     if form == "large":
         return "With a larger network"
+    if form == "classes":
+        return "A small network, class by class"
     if stand_in:
         return "Small form on scikit-learn's digits: not the paper's data"
     return "Small form: not the paper's experiment at its full size"
