@@ -91,6 +91,8 @@ def blocks_hold_what_they_must(answers: dict[str, Answers]) -> None:
     for answer in answers[OURS].values():
         tried = {(one["damping"], one["length"]): one["shortfall"] for one in answer["trials"]}
         assert tried[answer["damping"], answer["length"]] == min(tried.values())
+        chosen = [one for one in answer["trials"] if one["length"] == answer["length"]]
+        assert [one["gap"] for one in chosen] == [answer["repaired"]["gap"]]  # known in hindsight, of every length
         assert {damping for damping, _ in tried} == {times * FORM.recipe.decay for times in DAMPINGS}
     for answer in answers[RETRAINED].values():
         assert answer["alone"]["gap"] == 0

@@ -71,8 +71,8 @@ def lasting(cases: Sequence[Case], directions: Directions, follow: bool = True) 
         for case in cases
     ]
     answers, chosen = [], []
-    for case, found in zip(cases, decide(walks), strict=True):
-        best, attempt = found.best, found.attempt
+    for walk, found in zip(walks, decide(walks), strict=True):
+        case, best, attempt = walk.case, found.best, found.attempt
         if attempt.repaired is None:
             raise Diverged(f"{case.words}: the repair diverged after every step that was tried.")
         chosen.append(attempt.repaired)
@@ -80,7 +80,7 @@ def lasting(cases: Sequence[Case], directions: Directions, follow: bool = True) 
             {
                 "damping": best.damping,
                 "length": best.length,
-                "trials": [_told(trial) for trial in found.trials],
+                "trials": [_told(trial) | {"gap": walk.hindsight(trial)} for trial in found.trials],
                 "alone": case.measure(attempt.stepped),
                 "repaired": case.measure(attempt.repaired),
                 "along": attempt.along,

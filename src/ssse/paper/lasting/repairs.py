@@ -38,12 +38,16 @@ class Direction:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One length along one direction: the network after the step, after its repair, and S along the repair."""
+    """One length along one direction: the network after the step, after its repair, and S along the repair.
+
+    gap: to the retrained network, which nothing is chosen by; None, as `repaired`, where the repair diverged.
+    """
 
     direction: Direction
     stepped: nn.Module
-    repaired: nn.Module | None  # None where the repair diverged: it is never chosen
+    repaired: nn.Module | None
     along: list[float]
+    gap: float | None
 
 
 @dataclass(frozen=True)
@@ -91,11 +95,16 @@ class Walk:
         (times, length), case = asked, self.case
         damping = times * case.ground.form.recipe.decay
         if repaired is None:
-            trial = Trial(damping, length, length, UNSEEN, UNSEEN, math.inf, 0.0)
+            gap, trial = None, Trial(damping, length, length, UNSEEN, UNSEEN, math.inf, 0.0)
         else:
             seen = case.seen(case.finished(repaired))
+            gap = case.measure(repaired)["gap"]
             trial = Trial.of(damping, length, length, seen, seen, case.original_seen)
-        self.found[asked] = trial, Attempt(self.ways[times], stepped, repaired, along)
+        self.found[asked] = trial, Attempt(self.ways[times], stepped, repaired, along, gap)
+
+    def hindsight(self, trial: Trial) -> float | None:
+        """The gap to the retrained network that this trial came to."""
+        return next(attempt.gap for known, attempt in self.found.values() if known is trial)
 
 
 def decide(walks: Sequence[Walk]) -> list[Decided]:

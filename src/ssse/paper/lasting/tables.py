@@ -141,7 +141,8 @@ def _ours(numbers: Numbers) -> PageTable:
         "retrained there",
     )
     note = (
-        "Shortfall: the gap as S, held-out and retained samples tell it, in points; the smallest decides. Rise of S: "
+        "Shortfall: the gap as S, held-out and retained samples tell it, in points; the smallest decides. In brackets, "
+        "where it is known: the gap that this length came to, in hindsight. Rise of S: "
         "in 8 further epochs on D∖S at half the rate of the repair; then at all of it, ours and the retrained network."
     )
     return PageTable("Ours, request by request: the curves that each step was chosen from", columns, rows, note=note)
@@ -174,7 +175,8 @@ def _further(numbers: Numbers) -> PageTable:
 
 def _trial(one: Numbers) -> str:
     told = "diverged" if one["shortfall"] is None else f"{one['shortfall']:.2f}"
-    return f"{one['damping']:g}, {one['length']:g}: {told}"
+    gap = f" ({one['gap']:.2f})" if one.get("gap") is not None else ""
+    return f"{one['damping']:g}, {one['length']:g}: {told}{gap}"
 
 
 def _four(numbers: Numbers, rate: float, removed: str) -> PageTable | None:
