@@ -26,6 +26,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 KINDS = ("margin", "expected", "empirical", "sampled")
 SAVED = ("dense in blocks", "lowrank", "lowrank in blocks", "directions", "diagonal")
+SOLVED = ("solution", "another damping")
 FORGET = slice(3, 7)
 
 
@@ -46,8 +47,8 @@ def fit(sample: problems.Sample, way: str, rows: Any, data: Any = None, **more: 
     )  # fmt: skip
 
 
-def answers(sample: problems.Sample, curvature: ssse.Curvature) -> dict[str, Tensor]:
-    """All that a structure is asked for."""
+def answers(sample: problems.Sample, curvature: ssse.Curvature, solves: bool = True) -> dict[str, Tensor]:
+    """All that a structure is asked for; without `SOLVED` where it has no data to solve by."""
     v = torch.randn(curvature.layout.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     v = v.to(curvature.device)
     data = sample.data if curvature.structure.reads_data else None
@@ -56,14 +57,14 @@ def answers(sample: problems.Sample, curvature: ssse.Curvature) -> dict[str, Ten
     )
     assert curvature.gradient is not None
     found = {
-        "solution": curvature.solve(v),
-        "another damping": curvature.with_damping(0.1).solve(v),
         "step": erasure.step,
         "erased model": torch.cat([p.detach().flatten() for p in erasure.model.parameters()]),
         "gradient": curvature.gradient,
         "numbers": torch.tensor([curvature.n, curvature.repeats or 0, curvature.mean_loss or 0.0]),
         "leverage": torch.tensor([erasure.diagnostics.leverage_max or 0.0, erasure.diagnostics.leverage_sum or 0.0]),
     }
+    if solves:
+        found |= {"solution": curvature.solve(v), "another damping": curvature.with_damping(0.1).solve(v)}
     if data is None:
         found["after"] = erasure.curvature.solve(v)
     return {name: value.cpu() for name, value in found.items()}
