@@ -22,6 +22,7 @@ from ssse.evaluation.scan import DEFAULT_SCALES, Scan, as_numbers, check_scales,
 from ssse.problem.batches import check_repeatable, count_samples
 from ssse.problem.loaders import Data, as_batches
 from ssse.problem.losses import LossLike
+from ssse.system.group import current_group
 from ssse.verdict import BOUNDS
 
 if TYPE_CHECKING:
@@ -182,6 +183,9 @@ def calibrate(
         except Undecided as error:
             undecided.append((chosen, error))
             continue
+        # Equal but for rounding on processes that work together; now to the last bit.
+        scale = current_group(curvature.device).from_first(lambda scale=calibration.scale: scale)
+        calibration = replace(calibration, scale=scale)
         source = _source(chosen, whole_class, count_samples(forget) or 0)
         stored = calibration.curvature.with_scale(calibration.scale, source, leave_out=leave_out, residual=residual)
         skipped = "".join(f"; passed over {name}: {str(error).split(': ')[0].rstrip('.')}" for name, error in undecided)

@@ -27,6 +27,7 @@ from ssse.problem.loaders import Data
 from ssse.problem.losses import LossLike
 from ssse.problem.overlap import refuse_forgotten, refuse_forgotten_held_out
 from ssse.problem.short_training import Trainee, Training
+from ssse.system.group import current_group
 
 REMEMBERED = 0.05  # by which S may be better known than held-out samples before it is said
 WORN = 0.03  # by which retained or held-out samples may do worse
@@ -160,10 +161,13 @@ def erase_and_repair(
     splits = Splits.of(trainee, forget, held_out, curvature.n)
     refuse_forgotten([trainee.samples], splits.forgotten)
     refuse_forgotten_held_out(splits.held, splits.forgotten)
-    found = search_lengths(
-        trainee, splits, erasures, settings, lengths=tried, start=start, seed=seed, autocast=autocast,
-        progress=progress,
-    )  # fmt: skip
+    group = current_group(trainee.problem.device)
+    with group.together():
+        found = search_lengths(
+            trainee, splits, erasures, settings, lengths=tried, start=start, seed=seed, autocast=autocast,
+            progress=progress and group.first,
+        )  # fmt: skip
+    found = found.as_the_first(erasures, group)
     chosen = found.chosen
     reasons = _reasons(chosen, found.original, splits, tried)
     return LastingErasure(

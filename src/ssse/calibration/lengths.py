@@ -18,7 +18,8 @@ from ssse.errors import Diverged, InvalidData
 from ssse.problem.batches import Batch, regroup, take_samples, without_weights
 from ssse.problem.labels import label_values
 from ssse.problem.loaders import Data
-from ssse.problem.short_training import PASS, Trainee, Training
+from ssse.problem.short_training import PASS, Trainee, Training, as_the_first
+from ssse.system.group import Group
 from ssse.system.progress import bar, say
 
 T = TypeVar("T")
@@ -91,6 +92,14 @@ class Searched:
     erasure: Erasure
     trials: tuple[Trial, ...]
     original: Seen
+
+    def as_the_first(self, erasures: Sequence[Erasure], group: Group) -> Searched:
+        """Processes that work together have all searched; they go on with what the first one has found."""
+        place = next(i for i, erasure in enumerate(erasures) if erasure is self.erasure)
+        told = group.from_first(lambda: (self.chosen, self.trials, self.original, place))
+        chosen, trials, original, place = told
+        as_the_first(self.model, group)
+        return Searched(chosen, self.model, erasures[place], trials, original)
 
 
 def search_lengths(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
@@ -23,6 +22,7 @@ from ssse.evaluation.evaluate import evaluate
 from ssse.evaluation.splits import SplitData, batches_of_splits
 from ssse.evaluation.table import Cell
 from ssse.problem.losses import LossLike
+from ssse.problem.shares import Joined
 from ssse.problem.view import ParameterChoice
 from ssse.system.progress import bar
 
@@ -36,16 +36,6 @@ AS_THEY_COME = (
     "The methods ran with the settings they have by default, unless settings= gives others: before a claim is made of "
     "one, tune it (ssse.baselines.tune)."
 )
-
-
-class Joined:
-    """D: what stays, then what goes. Read as often as its parts can be."""
-
-    def __init__(self, *parts: Iterable[Any]):
-        self.parts = parts
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.chain.from_iterable(self.parts)
 
 
 def compare(

@@ -14,10 +14,11 @@ from ssse.problem.batch_forms import LABEL_KEYS, Inputs, as_inputs, parts_of
 from ssse.problem.batch_statistics import reestimate, statistics_layers
 from ssse.problem.batches import join_batches, named_inputs, read_batch, regroup
 from ssse.problem.loaders import Data, as_batches
-from ssse.problem.short_training import PASS, keep_as_given
+from ssse.problem.short_training import PASS, as_the_first, keep_as_given
 from ssse.problem.unusable import refuse_autocast
 from ssse.problem.working import Working
 from ssse.problem.wrappers import copied
+from ssse.system.group import current_group
 from ssse.system.progress import track
 
 
@@ -56,6 +57,7 @@ def recalibrate(model: nn.Module, data: Data, *, label_key: str | None = None, p
     reestimate(working.model, statistics_layers(working.model).values(), (x for x, _ in whole))
     if working.widened:
         keep_as_given(working.model, working.inner)
+    as_the_first(given, current_group(device))
     return given
 
 

@@ -20,9 +20,9 @@ from ssse.problem.batches import Batch, given_form, regroup
 from ssse.problem.loaders import Data
 from ssse.problem.losses import NAMED, LossLike
 from ssse.problem.overlap import refuse_forgotten
-from ssse.problem.short_training import PASS, Trainee, Training
+from ssse.problem.short_training import PASS, Trainee, Training, as_the_first
 from ssse.problem.wrappers import copied
-from ssse.system.group import Group, current_group
+from ssse.system.group import current_group
 from ssse.system.progress import say
 from ssse.verdict import number
 
@@ -193,7 +193,7 @@ def repair(
 
         trainee.train(settings, seed=seed, autocast=autocast, after_epoch=after, text="repair", progress=progress)
     repaired = trainee.finish()
-    _as_the_first(repaired, current_group(trainee.problem.device))
+    as_the_first(repaired, current_group(trainee.problem.device))
     done = Trainee(repaired, trainee.problem.on(repaired), trainee.samples)
     everything = {**looked, "retained": list(regroup([done.samples], PASS))}
     end = _point(done, len(losses) or None, losses[-1] if losses else None, everything)
@@ -214,13 +214,6 @@ def repair(
         seconds=time.perf_counter() - started,
         original=None if before is None else _numbers(before),
     )
-
-
-def _as_the_first(model: nn.Module, group: Group) -> None:
-    """Processes that work together have all trained; they go on with one model, to the last bit."""
-    if not group.alone:
-        for tensor in (*model.parameters(), *model.buffers()):
-            tensor.detach().copy_(group.spread(tensor.detach().contiguous(), 0))
 
 
 def repair_training(training: Training | None, samples: int, **own: float | None) -> Training:

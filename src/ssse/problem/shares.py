@@ -7,6 +7,7 @@ dealt out together.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,26 @@ class Share:
     whole: Iterable[Any] | None = None
 
 
+class Joined:
+    """Batches of several data, one after the other. Read as often as its parts can be."""
+
+    def __init__(self, *parts: Iterable[Any]):
+        self.parts = parts
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.chain.from_iterable(self.parts)
+
+    def places(self) -> list[int] | None:
+        """In each part, where all can be read by place."""
+        counts = [places_in(part) for part in self.parts]
+        return None if None in counts else [count for count in counts if count is not None]
+
+    def at(self, places: np.ndarray) -> Joined:
+        starts = np.cumsum([0, *(self.places() or ())])
+        inside = (places[(places >= a) & (places < b)] - a for a, b in itertools.pairwise(starts))
+        return Joined(*(samples_at(part, index) for part, index in zip(self.parts, inside, strict=True)))
+
+
 def deal(data: Iterable[Any], group: Group, unit: int, done: np.ndarray | None = None) -> Share:
     """This process's share of the data.
 
@@ -63,6 +84,9 @@ def places_in(data: Any) -> int | None:
     """How many samples can be read by their place; None of a stream."""
     if isinstance(data, KeyedBatches):
         return places_in(data.inner)
+    if isinstance(data, Joined):
+        counts = data.places()
+        return None if counts is None else sum(counts)
     if isinstance(data, list | tuple):
         return count_samples(data)
     if hasattr(data, "at_places"):
@@ -78,6 +102,8 @@ def samples_at(data: Any, places: np.ndarray) -> Iterable[Any]:
     """Batches of the samples at these places, ascending."""
     if isinstance(data, KeyedBatches):
         return data.around(samples_at(data.inner, places))
+    if isinstance(data, Joined):
+        return data.at(places)
     if isinstance(data, list | tuple):
         return PartOfList(data, places)
     if hasattr(data, "at_places"):

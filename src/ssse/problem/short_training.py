@@ -24,6 +24,7 @@ from ssse.problem.unusable import refuse_unusable
 from ssse.problem.view import ModelView, flat_outputs
 from ssse.problem.weighted_loss import unweighted
 from ssse.problem.wrappers import copied
+from ssse.system.group import Group
 from ssse.system.progress import bar
 
 PASS = 512  # samples that a pass without gradients holds activations of
@@ -210,6 +211,13 @@ def keep_as_given(trained: nn.Module, inner: nn.Module) -> None:
     for one, other in ((trained.parameters(), inner.parameters()), (trained.buffers(), inner.buffers())):
         for value, kept in zip(one, other, strict=True):
             kept.copy_(value)
+
+
+def as_the_first(model: nn.Module, group: Group) -> None:
+    """Processes that work together have all come to one; they go on with the same, to the last bit."""
+    if not group.alone:
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.detach().copy_(group.spread(tensor.detach().contiguous(), 0))
 
 
 def _read(data: Data, device: torch.device, label_key: str | None) -> list[Batch]:
