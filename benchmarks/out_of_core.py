@@ -108,7 +108,7 @@ def watched(function: Callable[[], Any]) -> tuple[float, float]:
 def fit(scratch: Path) -> dict[str, float]:
     model = nn.Linear(FEATURES, 1, bias=False).eval()
     data = ssse.FileBatches(scratch / "x.npy", scratch / "y.npy", size=SIZE)
-    few = [(torch.randn(256, FEATURES), torch.randn(256, 1))]
+    few = [(torch.randn(4 * FEATURES, FEATURES), torch.randn(4 * FEATURES, 1))]
     settings = {"weight_decay": DECAY, "rows": "expected", "structure": "dense", "progress": False}
     ssse.Curvature.fit(model, "mse", few, **settings)  # type: ignore[arg-type]  # what is loaded and measured once
     buffer = bytearray(2**22)

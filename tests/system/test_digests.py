@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ssse.problem.sample_digests import digest_samples
+from ssse.problem.sample_digests import digest_samples, digest_to_count
 from ssse.system import digests
 
 X = torch.arange(24.0).reshape(2, 3, 4)
@@ -51,6 +51,17 @@ def test_of_samples():
             hasher = hashlib.blake2b(form, digest_size=8, key=b"salt")
             hasher.update(np.float64(1 - i).tobytes() + X[i].numpy().tobytes())
             assert int(digest) == int.from_bytes(hasher.digest(), "little")
+
+
+@pytest.mark.parametrize("width", [3, digests.LONG])
+def test_of_samples_that_are_counted_and_forgotten(width: int):
+    """Equal where the samples are, and only there; never what is stored."""
+    x = torch.arange(3 * width).reshape(3, width).float() % 7
+    x[2] = x[0]
+    found = digest_to_count((x, torch.tensor([1, 0, 1])))
+    assert found[0] == found[2] != found[1]
+    assert digest_to_count((x[[0]], torch.tensor([0])))[0] not in found
+    assert found[0] != digest_samples((x, torch.tensor([1, 0, 1])), b"salt")[0]
 
 
 def test_nothing_of_it_imports_torch():

@@ -25,8 +25,8 @@ from ssse.curvature.structure import Builder
 from ssse.curvature.sums import Sums
 from ssse.errors import InvalidData, InvalidSetting
 from ssse.problem.batches import read_batch
-from ssse.problem.sample_counts import KEY, SampleCounter
-from ssse.problem.sample_digests import digest_samples
+from ssse.problem.sample_counts import SampleCounter
+from ssse.problem.sample_digests import digest_to_count
 from ssse.problem.shares import samples_at
 from ssse.system import files
 from ssse.system.group import Group
@@ -56,7 +56,7 @@ class Part:
         inside = self.places.nonzero()[0]
         looked = np.unique(np.linspace(0, len(inside) - 1, LOOKED_AT).astype(np.int64))
         batches = (read_batch(batch, None) for batch in samples_at(data, inside[looked]))
-        now = np.concatenate([digest_samples(batch, KEY) for batch in batches])
+        now = np.concatenate([digest_to_count(batch) for batch in batches])
         if not np.array_equal(now, self.digests[looked]):
             raise InvalidData(
                 f"'{self.path}' is of other samples than the data has now at the same places. Give the data in the "

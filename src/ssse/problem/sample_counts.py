@@ -12,10 +12,9 @@ from torch.utils.data import BatchSampler, IterableDataset
 
 from ssse.errors import InvalidData
 from ssse.problem.batches import Batch, count_samples
-from ssse.problem.sample_digests import digest_samples
+from ssse.problem.sample_digests import digest_to_count
 from ssse.system.group import ALONE, Group
 
-KEY = b"counted, and not kept"
 FEW = 10  # different samples: of so few all may well be there twice
 
 
@@ -55,7 +54,7 @@ class SampleCounter:
     def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         for batch in batches:
             if len(batch[1]):
-                self._digests.append(digest_samples(batch, KEY))
+                self._digests.append(digest_to_count(batch))
             yield batch
 
     @property
@@ -114,7 +113,7 @@ def check_worker_split(data: Any, first: list[Batch], expected: int | None) -> N
     workers = batches_to_compare(data)
     if expected is not None or workers < 2 or len(first) < workers or not all(len(y) for _, y in first):
         return
-    digests = [digest_samples(batch, KEY) for batch in first[:workers]]
+    digests = [digest_to_count(batch) for batch in first[:workers]]
     several = Counted.of(digests[0]).distinct > 1  # one sample alone may well be there twice
     if several and all(np.array_equal(digests[0], other) for other in digests):
         raise InvalidData(

@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from ssse.problem.batches import Batch
 
 
-def digest_samples(batch: Batch, salt: bytes) -> np.ndarray:
+COUNTED = b"counted, and not kept"
+
+
+def digest_to_count(batch: Batch) -> np.ndarray:
+    """As `digest_samples`, for what is compared with digests of this version of the library alone."""
+    return digest_samples(batch, COUNTED, stored=False)
+
+
+def digest_samples(batch: Batch, salt: bytes, stored: bool = True) -> np.ndarray:
     """64 bits of a keyed hash of each sample's inputs and label, with the names, shapes and dtypes of the inputs.
 
     A weight is part of its sample, and padding is not, where an attention mask tells it: however a sequence is padded,
@@ -39,7 +47,7 @@ def digest_samples(batch: Batch, salt: bytes) -> np.ndarray:
         lines = [bytes_of(entries[key]) for key in sorted(entries)]
         if weights is not None:
             lines.append(bytes_of(weights[places].double() + 0.0))
-        digests[_index(places)] = digest_lines(lines, salt, form.encode())
+        digests[_index(places)] = digest_lines(lines, salt, form.encode(), stored)
     return digests
 
 

@@ -24,7 +24,8 @@ from ssse.problem.cores import Cores
 from ssse.problem.parameters import Block, LinearShape
 from ssse.rows import wide
 
-CPU_STRIP, GPU_STRIP = 512, 2048
+SMALLEST = {"cpu": 128, "cuda": 2048}  # triangle, that is computed as a square: below it, half the work takes longer
+ALIGNED = 64
 
 
 class Rows(ABC):
@@ -353,12 +354,17 @@ class SlabRows(Rows):
 def add_lower_product(out: Tensor, left: Tensor, right: Tensor, sign: float = 1.0) -> None:
     """out += ± leftᵀ right on the lower triangle, for a product that is symmetric: half the work.
 
-    By strips of columns, so that each piece is a matrix product large enough to run at full speed.
+    By halves: the square below two triangles is one product, as square and as large as there is, and full speed needs
+    that. The smallest triangles, on the diagonal, are whole squares.
     """
-    strip = CPU_STRIP if out.device.type == "cpu" else GPU_STRIP
-    for start in range(0, out.shape[0], strip):
-        stop = min(start + strip, out.shape[0])
-        out[start:stop, :stop].addmm_(left[:, start:stop].mT, right[:, :stop], alpha=sign)
+    size = len(out)
+    if size <= SMALLEST[out.device.type]:
+        out.addmm_(left.mT, right, alpha=sign)
+        return
+    half = -(-size // (2 * ALIGNED)) * ALIGNED
+    add_lower_product(out[:half, :half], left[:, :half], right[:, :half], sign)
+    out[half:, :half].addmm_(left[:, half:].mT, right[:, :half], alpha=sign)
+    add_lower_product(out[half:, half:], left[:, half:], right[:, half:], sign)
 
 
 def _count(r: int, like: Tensor) -> Tensor:

@@ -25,8 +25,8 @@ def times(matrix: Tensor, v: Tensor) -> Tensor:
     if dtype == matrix.dtype:
         return matrix @ v.to(dtype)
     out = torch.empty(len(matrix), *v.shape[1:], dtype=dtype, device=v.device)
-    for part in _tiles(matrix, len(matrix), matrix.shape[1], dtype):
-        out[part] = matrix[part].to(dtype) @ v
+    for part, tile in _widened(matrix, dtype):
+        torch.matmul(tile, v, out=out[part])
     return out
 
 
@@ -36,8 +36,9 @@ def transposed_times(matrix: Tensor, u: Tensor) -> Tensor:
     if dtype == matrix.dtype:
         return matrix.mT @ u.to(dtype)
     out = torch.zeros(matrix.shape[1], *u.shape[1:], dtype=dtype, device=u.device)
-    for part in _tiles(matrix, len(matrix), matrix.shape[1], dtype):
-        out += matrix[part].to(dtype).mT @ u[part]
+    add = out.addmv_ if u.ndim == 1 else out.addmm_
+    for part, tile in _widened(matrix, dtype):
+        add(tile.mT, u[part])
     return out
 
 
@@ -87,6 +88,17 @@ def _tensor_cores() -> Iterator[None]:
     finally:
         products.allow_tf32 = False
         products.fp32_precision = before
+
+
+def _widened(matrix: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """Lines of a matrix in a wider precision, all in the same memory: fresh memory for each tile would have to be
+    handed out, and cleared, page by page by the system, which costs more than the product."""
+    tile = matrix.new_empty(0, dtype=dtype)
+    for part in _tiles(matrix, len(matrix), matrix.shape[1], dtype):
+        lines = matrix[part]
+        if len(tile) != len(lines):  # the first, and the last
+            tile = tile[: len(lines)] if len(tile) else torch.empty_like(lines, dtype=dtype)
+        yield part, tile.copy_(lines)
 
 
 def _tiles(matrix: Tensor, length: int, width: int, dtype: torch.dtype) -> Iterator[slice]:
