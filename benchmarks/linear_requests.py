@@ -111,7 +111,7 @@ def images() -> tuple[str, float, float, bool]:
     train(model, x, y, STOP / 10)
     model.eval()
     settings = {"weight_decay": DECAY, "rows": "expected", "structure": "dense", "blocks": "one"}
-    plan = ssse.plan(model, "cross_entropy", [(x, y)], **settings)  # type: ignore[arg-type]  # settings of several types
+    plan = ssse.plan(model, "cross_entropy", [(x, y)], forget=k, **settings)  # type: ignore[arg-type]  # settings of several types
     curvature = ssse.Curvature.fit(model, "cross_entropy", [(x, y)], **settings)  # type: ignore[arg-type]  # settings of several types
     again = copy.deepcopy(model)
 

@@ -12,7 +12,7 @@ from ssse.curvature import curvature as curvatures
 from ssse.curvature import fit as fits
 from ssse.curvature.costs import Speeds
 from ssse.curvature.estimates import Plan
-from ssse.errors import DoesNotFit
+from ssse.errors import DoesNotFit, InvalidSetting
 from ssse.problem.token_losses import TokenLoss
 from ssse.rows.kinds import RowKind
 from ssse.system import memory, progress
@@ -212,3 +212,22 @@ def test_margins_of_tokens_have_a_part_of_the_outputs_each():
     loss = TokenLoss("token_cross_entropy", shifted=False, mean=False, vocabulary=7)
     assert kind.rows_per_sample(loss, 35) == 5
     assert kind.core_numbers(loss, 35) == 35
+
+
+def test_a_request_of_so_many_samples_is_told_of_and_whether_a_refit_is_cheaper(monkeypatch):
+    """By one speed for everything, so that no machine decides."""
+    monkeypatch.setattr("ssse.curvature.estimates.speeds_of", lambda *_: Speeds(1e10, 1e10, 1e10, 1e6))
+    torch.manual_seed(0)
+    model, data = nn.Linear(300, 10).eval(), [(torch.randn(6000, 300), torch.randint(0, 10, (6000,)))]
+    few, many = (
+        ssse.plan(model, "cross_entropy", data, structure="dense", blocks="one", forget=forget) for forget in (2, 3000)
+    )
+    assert few.asked == 2
+    assert many.asked == 3000
+    assert few.request_seconds is not None
+    assert many.request_seconds is not None
+    assert many.request_seconds > 5 * few.request_seconds
+    assert "for a request of 3,000 samples" in str(many)
+    for wrong in (0, True, 1.5, 6000):
+        with pytest.raises(InvalidSetting, match="forget"):
+            ssse.plan(model, "cross_entropy", data, forget=wrong)  # type: ignore[arg-type]

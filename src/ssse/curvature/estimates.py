@@ -131,7 +131,7 @@ class Plan:
     def _request(self) -> str:
         if not self.asked or self.request_seconds is None:
             return ""
-        samples = f"{self.asked} sample{'s' if self.asked > 1 else ''}"
+        samples = f"{self.asked:,} sample{'s' if self.asked > 1 else ''}"
         steps = f" in {self.steps} steps" if self.steps is not None else ""
         return f", then {human_seconds(self.request_seconds)}{steps} for a request of {samples}{self._refit()}"
 
@@ -163,6 +163,7 @@ class Task:
         free: bytes at this moment, which a plan is held against once it is made; None: not asked.
         damping: λ, where it is known: it decides how many steps conjugate gradients take.
         processes: that fit together; `budget` and `free` are of each.
+        asked: samples of a request; None: as many as are usual.
     """
 
     problem: Problem
@@ -174,6 +175,7 @@ class Task:
     free: int | None = None
     damping: float | None = None
     processes: int = 1
+    asked: int | None = None
 
 
 def estimate(task: Task, way: Wanted) -> Plan:
@@ -196,7 +198,7 @@ def estimate(task: Task, way: Wanted) -> Plan:
     width = dim if linear is None else linear.inputs + linear.bias
     numbers = width + kind.core_numbers(problem.loss, problem.outputs) if linear else per_sample * width
     kept = samples * numbers if kind.per_batch == 1 else rows * dim
-    asked = max(1, min(ASKED, samples // 100))
+    asked = task.asked or max(1, min(ASKED, samples // 100))
     extent = Extent(
         samples, rows, math.ceil(samples / group), dim, kept, linear, blocks, size, task.budget, asked, dtype
     )

@@ -124,12 +124,13 @@ def prepare(
     group: Group = ALONE,
     share: Share | None = None,
     processes: int = 1,
+    forget: int | None = None,
 ) -> Prepared:
     """Look at the first batch, refuse what cannot work, and choose.
 
     `with_parts`: also compare with parts of θ, where the most faithful plan of all of it is not the chosen one.
     `share`: this process's part of the data, where several fit together, or a fit is to go on; `processes`: reckon with
-    so many.
+    so many. `forget`: samples of the request whose seconds are told.
     """
     with group.together():
         looked = look(model, loss_fn, parameters, data, budget, expected, share)
@@ -144,7 +145,7 @@ def prepare(
     with group.together():
         trial = run_trial(problem, few, stated, looked.seconds)
     task = Task(
-        problem, problem.layout, problem.linear, total, stated, trial, free, damping, max(processes, group.size)
+        problem, problem.layout, problem.linear, total, stated, trial, free, damping, max(processes, group.size), forget
     )
 
     def offered() -> list[Plan]:
