@@ -51,6 +51,7 @@ from ssse.system.environment import versions
 from ssse.system.group import ALONE, Group, current_group
 from ssse.system.memory import free_memory, memory_budget, spare_memory
 from ssse.system.progress import track, waiting
+from ssse.system.watch import Watch, watching
 
 ACCEPTED_SOLVE_ERROR = 1e-3
 THREADS = "number of threads"
@@ -191,8 +192,8 @@ def going_on(
         checkpoints = Checkpoints.open(folder, declaration, prepared.share.total, every)
         for part in checkpoints.parts:
             part.check(data)
+        share = deal(data, group, plan.kind.per_batch, checkpoints.done)
     group.agree(lambda: {"list of checkpoints": [part.path.name for part in checkpoints.parts]})
-    share = deal(data, group, plan.kind.per_batch, checkpoints.done)
     counter = SampleCounter()
     batches = counter.watch(read_batch(batch, device) for batch in share.data)
     return replace(prepared, share=share, counter=counter, batches=batches, checkpoints=checkpoints)
@@ -267,9 +268,6 @@ def _refuse_shared(several: int, counted: Counted, expected: int | None) -> None
 
 def fit_structure(prepared: Prepared, data: Iterable[Any], damping: float, progress: bool = True) -> Fitted:
     problem, plan = prepared.problem, prepared.plan
-    # Consecutive samples that share a row must be of one shape, or which of them do would depend on their padding.
-    groups = regroup(prepared.batches, plan.group, ragged=plan.kind.per_batch == 1)
-    batches = track(groups, prepared.total, "curvature", progress)
     # Rows that are kept are found again by their sample; the salt ties those digests to this model.
     salt = bytes.fromhex(Fingerprint.of(problem).theta)[:16] if plan.structure.knows_samples else b""
     ground = Ground(
@@ -278,12 +276,12 @@ def fit_structure(prepared: Prepared, data: Iterable[Any], damping: float, progr
     )  # fmt: skip
     builder = plan.structure.builder(ground)
     if isinstance(plan.structure, MatrixFree):
-        return _fit_matrix_free(prepared, data, batches, plan.structure, builder, damping)
+        return _fit_matrix_free(prepared, data, plan.structure, builder, damping, progress)
     assert builder is not None
     sums, probe, group = Sums(), None, prepared.group
     keeper = prepared.keeping(builder, sums)
-    with keeper.listening():
-        for batch in batches:
+    with group.together(), watching(group) as watch, keeper.listening():
+        for batch in _passing(prepared, watch, progress):
             rows, measured = measure_held(problem, plan.kind, batch, salt or None)
             builder.add(rows)
             sums.add(measured, problem.loss.class_weights(batch[1]))
@@ -297,6 +295,14 @@ def fit_structure(prepared: Prepared, data: Iterable[Any], damping: float, progr
     _check_precision(structure, group.spread((gradient if probe is None else probe).to(problem.dtype), 0))
     keeper.remove()
     return Fitted.of(sums, structure, plan, gradient.to(problem.dtype), counted.repeats, notes)
+
+
+def _passing(prepared: Prepared, watch: Watch, progress: bool) -> Iterator[Batch]:
+    """All that is to be read here, until another process fails."""
+    plan = prepared.plan
+    # Consecutive samples that share a row must be of one shape, or which of them do would depend on their padding.
+    groups = regroup(watch.while_all_work(prepared.batches), plan.group, ragged=plan.kind.per_batch == 1)
+    return track(groups, prepared.total, "curvature", progress)
 
 
 def _built(builder: Builder, ridge: float, group: Group) -> Structure:
@@ -356,17 +362,20 @@ def bind_data(
     `advance` is told of samples as they are read.
     """
     processes = current_group(problem.device)
-    if processes.alone:
-        check_repeatable(data)
-    else:
-        data = deal(data, processes, 1).data
+    with processes.together():
+        if processes.alone:
+            check_repeatable(data)
+        else:
+            data = deal(data, processes, 1).data
     source = row_source(problem, kind, data, group)
     count, loss, kept = 0, 0.0, KeptRows(problem, spare_memory(problem.device))
-    for batch in regroup((read_batch(b, problem.device) for b in data), group):
-        measured = measure(problem, kind, batch)
-        count, loss = count + measured.count, loss + measured.loss
-        kept.add(measured.rows)
-        advance(measured.count)
+    with processes.together(), watching(processes) as watch:
+        read = (read_batch(b, problem.device) for b in watch.while_all_work(data))
+        for batch in regroup(read, group):
+            measured = measure(problem, kind, batch)
+            count, loss = count + measured.count, loss + measured.loss
+            kept.add(measured.rows)
+            advance(measured.count)
     told = processes.numbers(count, loss).sum(0)
     count, loss = int(told[0]), float(told[1])
     if count != expected:
@@ -385,10 +394,10 @@ def bind_data(
 def _fit_matrix_free(
     prepared: Prepared,
     data: Iterable[Any],
-    batches: Iterable[Batch],
     chosen: MatrixFree,
     builder: Builder | None,
     damping: float,
+    progress: bool,
 ) -> Fitted:
     """The sums over the data, the preconditioner, and the rows themselves where they are small."""
     problem, plan = prepared.problem, prepared.plan
@@ -399,21 +408,22 @@ def _fit_matrix_free(
     sums = Sums()
     keeper = prepared.keeping(builder, sums)
     kept = KeptRows(problem, min(prepared.budget, spare_memory(problem.device)), whole=not keeper.resumed)
-    with keeper.listening():
-        for batch in batches:
+    group = prepared.group
+    with group.together(), watching(group) as watch, keeper.listening():
+        for batch in _passing(prepared, watch, progress):
             measured = measure(problem, plan.kind, batch)
             if builder is not None:
                 builder.add(held_rows(measured.rows))
             kept.add(measured.rows)
             sums.add(measured, problem.loss.class_weights(batch[1]))
             keeper.passed(measured.count)
-    sums = sums.pooled(prepared.group, problem.layout.dim)
+    sums = sums.pooled(group, problem.layout.dim)
     gradient = sums.checked_gradient()
     counted, notes = prepared.check_samples(data)
     ridge = sums.count * damping
-    preconditioner = None if builder is None else _built(builder, ridge, prepared.group)
+    preconditioner = None if builder is None else _built(builder, ridge, group)
     structure = MatrixFreeStructure(
-        kept.source() or source, ridge, preconditioner, chosen.tolerance, chosen.max_iterations, group=prepared.group
+        kept.source() or source, ridge, preconditioner, chosen.tolerance, chosen.max_iterations, group=group
     )
     keeper.remove()
     return Fitted.of(sums, structure, plan, gradient.to(problem.dtype), counted.repeats, notes)

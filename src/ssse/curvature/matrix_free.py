@@ -137,10 +137,11 @@ class MatrixFreeStructure(Structure):
                 "after an erasure, the training data that remains."
             )
         product = torch.zeros_like(p)
-        for rows in self.source():
-            product += rows.transposed_times(rows.times(p))
-            if self.watch is not None:
-                self.watch.rows(rows.count)
+        with self.group.together():  # data that cannot be read on one process ends all
+            for rows in self.source():
+                product += rows.transposed_times(rows.times(p))
+                if self.watch is not None:
+                    self.watch.rows(rows.count)
         product = self.group.sum(product) + ridge * p
         removed = torch.zeros_like(p) if without is None else without.transposed_times(without.times(p))
         return product - removed, removed

@@ -7,6 +7,7 @@ same collectives.
 
 from __future__ import annotations
 
+import re
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -157,8 +158,8 @@ class Group:
             collective()
         except RuntimeError as error:
             raise GroupBroken(
-                f"Rank {self.rank} of {self.size} stops, since another process of the group has ended "
-                f"({' '.join(str(error).split())[:120]})."
+                f"Rank {self.rank} of {self.size} stops, since another process of the group has ended, or has not "
+                f"answered within the group's timeout ({in_short(error)})."
             ) from error
 
 
@@ -185,6 +186,12 @@ def _error_named(name: str) -> type[Exception]:
     found: Any = getattr(errors, name, None)
     plain = isinstance(found, type) and issubclass(found, SSSEError) and found is not errors.Refused
     return found if plain else SSSEError
+
+
+def in_short(error: Exception) -> str:
+    """What torch says, without where in its code."""
+    text = " ".join(str(error).split())
+    return re.sub(r"^\[[^]]*\]\s*", "", text).split(". ")[0][:120]
 
 
 def _short(text: str | None) -> str:
