@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ssse.evaluation.table import Evaluation as Evaluation
     from ssse.intake.file_batches import FileBatches as FileBatches
     from ssse.paper.reproduce import reproduce as reproduce
+    from ssse.problem.sharded import ShardedHead as ShardedHead
     from ssse.problem.short_training import Training as Training
     from ssse.verdict import BOUNDS as BOUNDS
     from ssse.workspace.workspace import Workspace as Workspace
@@ -84,6 +85,7 @@ _HOMES = {
     "Repair": "ssse.erasure.repair",
     "repair": "ssse.erasure.repair",
     "FileBatches": "ssse.intake.file_batches",
+    "ShardedHead": "ssse.problem.sharded",
     "Training": "ssse.problem.short_training",
     "DoubtfulSetting": "ssse.errors",
     "Refused": "ssse.errors",
@@ -112,6 +114,7 @@ __all__ = [
     "Repair",
     "SSSEError",
     "Scan",
+    "ShardedHead",
     "Training",
     "Undecided",
     "Workspace",

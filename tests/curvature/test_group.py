@@ -103,6 +103,9 @@ def check_forms_of_data(rank: int, truth: dict[Case, dict[str, Tensor]]) -> None
         wrapped, sample.loss, sample.data, damping=DAMPING, rows="margin", structure="dense", progress=False
     )
     compare({"solution": curvature.solve(torch.ones(18).double())}, {"solution": truth["ones", "", ""]["x"]}, "DDP")
+    erasure = ssse.erase(wrapped, curvature, sample.loss, sample.part(FORGET), override=ssse.BOUNDS, progress=False)
+    assert type(erasure.model) is DistributedDataParallel
+    compare({"step": erasure.step}, {"step": wanted["step"]}, "DDP")
     joined = fit(sample, "dense", "empirical", rows_per_batch=4)
     compare({"solution": joined.solve(torch.ones(18).double())}, {"solution": truth["joined", "", ""]["x"]}, "joined")
 

@@ -26,6 +26,11 @@ def refuse_unusable(model: Any) -> None:
     for name, module in model.named_modules():
         if type(module).__name__ == "FullyShardedDataParallel":
             raise InvalidModel(_in_pieces(f"Module '{name}' is in FullyShardedDataParallel"))
+        if is_fully_sharded(module):
+            raise InvalidModel(
+                _in_pieces(f"Module '{name}' is sharded by fully_shard")
+                + " Where the last linear layer is all to erase from, leave it as it is: ssse.ShardedHead(model)."
+            )
     for name, value in itertools.chain(model.named_parameters(), model.named_buffers()):
         if is_lazy(value):
             raise InvalidModel(
@@ -41,6 +46,11 @@ def refuse_unusable(model: Any) -> None:
             raise InvalidModel(_in_pieces(f"'{name}' is a DTensor"))
         if value.is_floating_point() and value.dtype not in REAL:
             raise InvalidModel(_quantised(f"'{name}' is {value.dtype}"))
+
+
+def is_fully_sharded(module: nn.Module) -> bool:
+    """By `torch.distributed.fsdp.fully_shard`, whether its values are here just now or not."""
+    return any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
 
 
 def refuse_in_theta(parameters: Mapping[str, Tensor]) -> None:
