@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 SUBJECTS = (
     "dense_fit",
     "scaling",
+    "kills_of_ranks",
     "network_rows",
     "sequence_rows",
     "matrix_free",

@@ -8,14 +8,14 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import ssse
 from ssse.curvature import estimates
@@ -138,10 +138,32 @@ def test_a_part_that_was_never_finished_is_left_out(tmp_path: Path, few_at_a_tim
     assert not folder.exists()
 
 
-def test_a_stream_cannot_go_on(tmp_path: Path):
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(linear().data)
+
+
+STREAMS: dict[str, Callable[[], Any]] = {
+    "list_iterator": lambda: iter(linear().data),
+    "Stream": Stream,  # each process's own part, or all of it
+    "DataLoader": lambda: DataLoader(Stream(), batch_size=None),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_cannot_go_on(tmp_path: Path, name: str):
+    """Before anything is read or written."""
+    sample, said = linear(), f"checkpoint= needs data that can be read from any place on: .*; not {name}"
+    with pytest.raises(InvalidData, match=said):
+        ssse.Curvature.fit(sample.model, sample.loss, STREAMS[name](), damping=1e-2, checkpoint=tmp_path / "fit")
+    assert not any(tmp_path.iterdir())
+
+
+def test_nor_can_batches_that_a_sampler_of_ones_own_puts_together(tmp_path: Path):
     sample = linear()
+    loader = DataLoader(Samples(sample), batch_sampler=[list(range(30)), list(range(30, 61))])
     with pytest.raises(InvalidData, match="checkpoint= needs data that can be read from any place on"):
-        ssse.Curvature.fit(sample.model, sample.loss, iter(sample.data), damping=1e-2, checkpoint=tmp_path / "fit")
+        ssse.Curvature.fit(sample.model, sample.loss, loader, damping=1e-2, checkpoint=tmp_path / "fit")
 
 
 def killed(rank: int, processes: int, home: Path, run: int, way: Any) -> None:
