@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import ssse
 from ssse.curvature.choices import StructureName
+from ssse.curvature import gram as grams
 from ssse.curvature.gram import DampedGram, symmetric_product
 from ssse.errors import NotPositiveDefinite, PrecisionLost
 
@@ -86,13 +87,16 @@ def test_the_measured_error_is_the_true_one():
     assert gram.solve_error(v) == pytest.approx(true, rel=0.2)
 
 
-@pytest.mark.parametrize("strip", [1, 3, 7, 100])
-def test_symmetric_product_reads_the_lower_triangle_alone(strip):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 7, 32, 33, 100])
+def test_symmetric_product_reads_the_lower_triangle_alone(monkeypatch, size, dtype):
+    monkeypatch.setattr(grams, "TILE_BYTES", {"cpu": 1})  # by the fewest lines
     generator = torch.Generator().manual_seed(2)
-    a = torch.randn(7, 7, generator=generator, dtype=torch.float64)
-    x = torch.randn(7, 2, generator=generator, dtype=torch.float64)
-    whole = a.tril() + a.tril(-1).T
-    torch.testing.assert_close(symmetric_product(a, x, strip), whole @ x)
+    a = torch.randn(size, size, generator=generator).to(dtype)
+    x = torch.randn(size, 2, generator=generator, dtype=torch.float64)
+    whole, before = a.double().tril() + a.double().tril(-1).T, a.clone()
+    torch.testing.assert_close(symmetric_product(a, x), whole @ x, rtol=1e-13, atol=1e-13)
+    assert torch.equal(a, before)
 
 
 @pytest.mark.parametrize("damping", [1e-3, 1e-5])

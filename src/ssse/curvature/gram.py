@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ssse.errors import NotPositiveDefinite
+from ssse.rows.wide import TILE_BYTES
 
 
 @dataclass
@@ -136,18 +137,22 @@ def measured_error(gram: Factorised, v: Tensor) -> float:
     return float(correction.norm() / x.norm().clamp_min(torch.finfo(torch.float64).tiny))
 
 
-def symmetric_product(lower: Tensor, x: Tensor, strip: int = 1024) -> Tensor:
+def symmetric_product(lower: Tensor, x: Tensor) -> Tensor:
     """G x in the precision of x, G symmetric and given by its lower triangle; what lies above is not read.
 
-    By strips, so that a change of precision needs memory for one strip only.
+    By strips that stay in the cache, all widened in the same memory: each number of G is read once, for both sides.
     """
-    out = torch.zeros_like(x)
-    for start in range(0, len(lower), strip):
-        stop = min(start + strip, len(lower))
-        left = lower[start:stop, :start].to(x.dtype)
-        corner = lower[start:stop, start:stop].to(x.dtype).tril()
-        out[start:stop] += left @ x[:start] + corner @ x[start:stop] + corner.tril(-1).mT @ x[start:stop]
-        out[:start] += left.mT @ x[start:stop]
+    out, size = torch.zeros_like(x), len(lower)
+    lines = max(32, TILE_BYTES[x.device.type] // max(size * x.element_size(), 1))
+    memory = torch.empty(min(lines, size) * size, dtype=x.dtype, device=x.device)
+    for start in range(0, size, lines):
+        stop = min(start + lines, size)
+        part = lower[start:stop, :stop]
+        strip = memory[: part.numel()].view(part.shape).copy_(part)
+        corner = strip[:, start:].tril_()
+        out[start:stop] += strip @ x[:stop]
+        corner.diagonal().zero_()
+        out[:stop] += strip.mT @ x[start:stop]
     return out
 
 
