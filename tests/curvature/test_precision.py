@@ -11,8 +11,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import ssse
-from ssse.curvature.choices import StructureName
 from ssse.curvature import gram as grams
+from ssse.curvature.choices import StructureName
 from ssse.curvature.gram import DampedGram, symmetric_product
 from ssse.errors import NotPositiveDefinite, PrecisionLost
 
