@@ -91,7 +91,7 @@ class Refused(SSSEError):
 
 
 class Busy(SSSEError):
-    """Another process is at work in the workspace, and we were told not to wait."""
+    """Another process is at work in the workspace, and we were told not to wait; or in a folder of checkpoints."""
 
 
 class Damaged(SSSEError):

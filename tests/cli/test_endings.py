@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from ssse.cli.app import app
 from ssse.errors import InvalidSetting
+from ssse.system.lock import locked
 from ssse.workspace.engines import torch as torch_engine
-from ssse.workspace.record.lock import locked
 from tests.support import workspaces
 from tests.support.commands import call, call_error, call_json, init
 from tests.support.workspaces import Made, copy, make, snapshot

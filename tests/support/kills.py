@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 
 from ssse.intake import skops as skops_files
 from ssse.intake import weights
-from ssse.system import files, store
+from ssse.system import files, lock, store
 from ssse.workspace.commands import settle
 from ssse.workspace.commands import upgrade as upgrades
 from ssse.workspace.proof.keys import make_pair
@@ -39,7 +39,6 @@ from ssse.workspace.record import (
     folder,
     holdings,
     ledger,
-    lock,
     membership,
     page_sum,
     seal,

@@ -17,11 +17,11 @@ import pytest
 
 from ssse.errors import BrokenArtefact, Busy, Damaged, InvalidSetting
 from ssse.system.digests import digest_bytes
+from ssse.system.lock import locked
 from ssse.workspace.commands import inbox, request_files
 from ssse.workspace.commands.inbox import Inbox, pending
 from ssse.workspace.commands.request_files import Unreadable, read_request
 from ssse.workspace.record.answers import NOTHING_LEFT
-from ssse.workspace.record.lock import locked
 from ssse.workspace.results import Erased
 from ssse.workspace.workspace import Workspace
 from tests.support.commands import call, call_error

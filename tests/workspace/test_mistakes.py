@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from ssse.errors import Damaged, InvalidData, InvalidModel, InvalidSetting
 from ssse.system.digests import digest_file
 from ssse.system.environment import clock
+from ssse.system.lock import locked
 from ssse.workspace.record import transaction as transactions
 from ssse.workspace.record.ledger import FILE
-from ssse.workspace.record.lock import locked
 from tests.support import workspaces
 from tests.support.commands import call, call_error, call_json
 from tests.support.workspaces import Made

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from ssse.cli.app import app
 from ssse.errors import Busy
+from ssse.system.lock import locked
 from ssse.workspace.record import database, image
 from ssse.workspace.record import ledger as ledgers
-from ssse.workspace.record.lock import locked
 from ssse.workspace.workspace import Workspace
 from tests.support import workspaces
 

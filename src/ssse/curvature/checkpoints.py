@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,18 @@ import torch
 
 from ssse.curvature.structure import Builder
 from ssse.curvature.sums import Sums
-from ssse.errors import InvalidData, InvalidSetting
+from ssse.errors import Busy, InvalidData, InvalidSetting
 from ssse.problem.batches import read_batch
 from ssse.problem.sample_counts import SampleCounter
 from ssse.problem.sample_digests import digest_to_count
 from ssse.problem.shares import samples_at
 from ssse.system import files
 from ssse.system.group import Group
+from ssse.system.lock import HAS_LOCKS, locked
 from ssse.system.store import CHECKPOINT, MANIFEST, read_folder, write_folder
 
 EVERY = 180.0  # seconds between two parts of a process
+PATIENCE = 10.0  # seconds: of a fit that was killed, workers that read its data may be left for so long
 SUMS, DIGESTS, PLACES = "sums", "digests", "places"
 LOOKED_AT = 8  # samples of a part, to see whether the data is still the same
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -128,6 +130,41 @@ class Checkpoints:
         places = np.unpackbits(tensors[PLACES].numpy(), count=self.total).astype(bool)
         digests = tensors[DIGESTS].numpy().view(np.uint64)
         return Part(path, places, digests, tuple(manifest["replaces"]))
+
+
+@contextmanager
+def alone_with(folder: Path, group: Group) -> Iterator[None]:
+    """Two fits that write to one folder would take away each other's parts. On a system without locks nobody looks.
+
+    Raises:
+        Busy: another fit is at work there.
+    """
+    with ExitStack() as held:
+        with group.together():
+            if group.first and HAS_LOCKS:
+                _lock(folder, held)
+        try:
+            yield
+        finally:
+            if group.first and folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def _lock(folder: Path, held: ExitStack) -> None:
+    until = time.monotonic() + PATIENCE
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            files.open_to_owner(folder)
+            held.enter_context(locked(folder, wait=False))
+        except FileNotFoundError:  # just now another fit was through with it
+            continue
+        except Busy:
+            if time.monotonic() > until:
+                raise Busy(f"Another fit is at work in '{folder}': each needs a folder of its own.") from None
+            time.sleep(0.1)
+            continue
+        return
 
 
 def take_away(part: Path) -> None:

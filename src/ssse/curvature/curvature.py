@@ -6,15 +6,17 @@ import itertools
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ssse.curvature.checkpoints import EVERY
+from ssse.curvature.checkpoints import EVERY, alone_with
 from ssse.curvature.choices import STORED, Choice, StructureName, as_choice
 from ssse.curvature.decay import Circumstances, estimate_decay, note_on_decay
 from ssse.curvature.estimates import Plan, Wanted
@@ -187,6 +189,7 @@ class Curvature:
         data, group = as_batches(data, label_key), group_of(model)
         if checkpoint is not None:
             check_streams(data)
+        group.agree(lambda: {"kind of device": group.device.type})  # or they would not even meet
         with group.together():
             alone = group.alone and checkpoint is None
             share = None if alone else deal(data, group, max(rows_per_batch, 1))
@@ -202,10 +205,11 @@ class Curvature:
             say(f"Curvature: {prepared.plan}; {prepared.plan.reason}.", progress)
         for doubt in prepared.doubts if group.first else ():
             warnings.warn(doubt, DoubtfulSetting, stacklevel=2)
-        if checkpoint is not None:
-            of = declared(prepared.problem, wanted, damping, share)
-            prepared = going_on(prepared, data, checkpoint, checkpoint_seconds, of)
-        fitted = fit_structure(prepared, data, damping, progress)
+        with nullcontext() if checkpoint is None else alone_with(Path(checkpoint), group):
+            if checkpoint is not None:
+                of = declared(prepared.problem, wanted, damping, share)
+                prepared = going_on(prepared, data, checkpoint, checkpoint_seconds, of)
+            fitted = fit_structure(prepared, data, damping, progress)
         return replace(cls._from_fit(prepared.problem, fitted, weight_decay), label_key=label_key)
 
     @classmethod

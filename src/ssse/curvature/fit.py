@@ -279,7 +279,8 @@ def fit_structure(prepared: Prepared, data: Iterable[Any], damping: float, progr
         return _fit_matrix_free(prepared, data, plan.structure, builder, damping, progress)
     assert builder is not None
     sums, probe, group = Sums(), None, prepared.group
-    keeper = prepared.keeping(builder, sums)
+    with group.together():
+        keeper = prepared.keeping(builder, sums)
     with group.together(), watching(group) as watch, keeper.listening():
         for batch in _passing(prepared, watch, progress):
             rows, measured = measure_held(problem, plan.kind, batch, salt or None)
@@ -405,10 +406,10 @@ def _fit_matrix_free(
         problem = problem.copied()
     mine = data if prepared.share is None or prepared.share.whole is None else prepared.share.whole
     source = row_source(problem, plan.kind, mine, plan.group)  # before the long pass: it refuses what ends after one
-    sums = Sums()
-    keeper = prepared.keeping(builder, sums)
+    sums, group = Sums(), prepared.group
+    with group.together():
+        keeper = prepared.keeping(builder, sums)
     kept = KeptRows(problem, min(prepared.budget, spare_memory(problem.device)), whole=not keeper.resumed)
-    group = prepared.group
     with group.together(), watching(group) as watch, keeper.listening():
         for batch in _passing(prepared, watch, progress):
             measured = measure(problem, plan.kind, batch)

@@ -262,10 +262,12 @@ def erase(
         ModelMismatch: the model is not the one the curvature belongs to.
     """
     started = time.perf_counter()
-    check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
+    with current_group(curvature.device).together():
+        check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
+        view = matching_view(model, curvature)
     with showing(progress) as stages:
         erasure = erase_from(
-            matching_view(model, curvature), curvature, loss_fn, forget,
+            view, curvature, loss_fn, forget,
             scale=scale, leave_out=leave_out, residual=residual, reweight=reweight, evenly=evenly, policy=policy,
             data=data, probe=probe, override=override, stages=stages,
         )  # fmt: skip
@@ -291,15 +293,21 @@ def erase_from(
 ) -> Erasure:
     """`erase`, of a model that `matching_view` found to be the curvature's: it is not hashed again."""
     started, stages = time.perf_counter(), stages or Stages()
-    overridden = check_override(override)
-    check_reweight(curvature, reweight, leave_out, scale)
-    if evenly:
-        check_evenly(curvature, scale, residual=residual, reweight=reweight, policy=policy)
-    scale = check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
-    problem, samples = read_matching(view, curvature, loss_fn, forget)
-    group = current_group(problem.device)
+    group = current_group(view.device)
+    with group.together():
+        overridden = check_override(override)
+        check_reweight(curvature, reweight, leave_out, scale)
+        if evenly:
+            check_evenly(curvature, scale, residual=residual, reweight=reweight, policy=policy)
+        scale = check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
+        problem, samples = read_matching(view, curvature, loss_fn, forget)
     settings = (scale, leave_out, residual, reweight, evenly, policy, sorted(override))
-    group.agree(lambda: {"request": digest_named(_digests_of(samples)), "choice of settings": settings})
+    declared = {
+        "request": digest_named(_digests_of(samples)),
+        "choice of settings": settings,
+        "curvature": f"{curvature.structure.kind} of {curvature.n} samples, λ = {curvature.damping!r}",
+    }
+    group.agree(lambda: declared)
     if curvature.probe is not None and (held := curvature.probe.holds(samples.batches)):
         raise InvalidData(
             f"{held} of the samples to forget are in the probe that the curvature keeps, and would stay there. Give it "

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from ssse.errors import InvalidRequest, InvalidSetting
 from ssse.system.digests import digest_bytes
+from ssse.system.lock import locked
 from ssse.workspace.commands.request_files import LARGEST, Parsed, Unreadable, read_request
 from ssse.workspace.record.answers import (
     ANSWER,
@@ -38,7 +39,6 @@ from ssse.workspace.record.answers import (
 from ssse.workspace.record.entry import Entry
 from ssse.workspace.record.folder import Folder
 from ssse.workspace.record.holdings import nothing_was_left, read_holdings
-from ssse.workspace.record.lock import locked
 from ssse.workspace.record.published import published
 from ssse.workspace.results import Erased
 

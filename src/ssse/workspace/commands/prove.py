@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ssse.errors import Damaged, InvalidSetting
 from ssse.system import files
+from ssse.system.lock import locked
 from ssse.workspace.proof import merkle
 from ssse.workspace.proof.proofs import Member, Proof
 from ssse.workspace.record import ledger as ledgers
@@ -14,7 +15,6 @@ from ssse.workspace.record.anchors import contradicts, read_heads
 from ssse.workspace.record.folder import Folder
 from ssse.workspace.record.heads import Heads
 from ssse.workspace.record.holdings import with_settlements
-from ssse.workspace.record.lock import locked
 from ssse.workspace.results import Proved
 
 

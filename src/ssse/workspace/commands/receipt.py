@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from ssse.errors import Damaged, InvalidSetting
 from ssse.system import files
+from ssse.system.lock import locked
 from ssse.system.version import __version__
 from ssse.workspace import settings as toml
 from ssse.workspace.commands.prove import member
@@ -17,7 +18,6 @@ from ssse.workspace.proof.proofs import Proof
 from ssse.workspace.record.answers import blinding
 from ssse.workspace.record.folder import Folder
 from ssse.workspace.record.heads import Heads
-from ssse.workspace.record.lock import locked
 from ssse.workspace.record.receipt import Named, Receipt, bearing
 from ssse.workspace.record.story import Story
 from ssse.workspace.results import Receipted

@@ -15,6 +15,7 @@ import numpy as np
 
 from ssse.errors import InvalidData, InvalidSetting, Refused
 from ssse.intake.sources import Source
+from ssse.system.lock import locked
 from ssse.verdict import BOUNDS
 from ssse.workspace.engines.choice import engine_for
 from ssse.workspace.engines.data import UserData
@@ -22,7 +23,6 @@ from ssse.workspace.engines.engine import Asked
 from ssse.workspace.record.folder import MAKERS, SAMPLES, Folder, model_file, state_name
 from ssse.workspace.record.holdings import holdings
 from ssse.workspace.record.ledger import Entry, Ledger, digest_of_samples
-from ssse.workspace.record.lock import locked
 from ssse.workspace.record.membership import Membership, places_among
 from ssse.workspace.record.sentences import without_numbers
 from ssse.workspace.results import Recomputed, Verification

@@ -11,6 +11,7 @@ from pathlib import Path
 from ssse.errors import BrokenArtefact, InvalidSetting, SSSEError
 from ssse.system import files
 from ssse.system.digests import digest_file
+from ssse.system.lock import locked
 from ssse.workspace import settings as toml
 from ssse.workspace.commands.vouching import Vouching, times_that_run_backwards
 from ssse.workspace.record import ledger as ledgers
@@ -31,7 +32,6 @@ from ssse.workspace.record.folder import (
 from ssse.workspace.record.heads import NAMES_KEY, Heads
 from ssse.workspace.record.holdings import holdings
 from ssse.workspace.record.ledger import Entry, Ledger
-from ssse.workspace.record.lock import locked
 from ssse.workspace.record.seal import FILE as SEAL
 from ssse.workspace.record.seal import Seal
 from ssse.workspace.results import Verification

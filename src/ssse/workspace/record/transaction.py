@@ -12,6 +12,7 @@ from typing import Any
 from ssse.errors import BrokenArtefact, Damaged, InvalidSetting, SSSEError
 from ssse.system import files
 from ssse.system.digests import digest_file, digest_folder
+from ssse.system.lock import locked
 from ssse.workspace import settings as toml
 from ssse.workspace.record import ledger as ledgers
 from ssse.workspace.record.anchors import Anchors
@@ -32,7 +33,6 @@ from ssse.workspace.record.folder import (
 )
 from ssse.workspace.record.holdings import read_holdings
 from ssse.workspace.record.ledger import Entry, Ledger
-from ssse.workspace.record.lock import locked
 from ssse.workspace.record.residues import what_remains
 from ssse.workspace.record.seal import Seal, seal_files
 from ssse.workspace.record.signing import Signing, read_signing, recorded_command

@@ -1,4 +1,4 @@
-"""One command at a time may change a workspace. The lock is on the folder itself and dies with its process."""
+"""One process at a time may change a folder. The lock is on the folder itself and dies with its process."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ try:
     import fcntl
 except ImportError:  # Windows has none
     fcntl = None
+
+HAS_LOCKS = fcntl is not None
 
 
 @contextmanager
@@ -38,4 +40,5 @@ def locked(
             yield
             return
         finally:
+            fcntl.flock(handle, fcntl.LOCK_UN)  # of processes that were forked meanwhile as well
             os.close(handle)
