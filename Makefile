@@ -23,11 +23,13 @@ docs: venv
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/sphinx-build --jobs 2 --fail-on-warning --quiet --conf-dir docs . out/site
 	@echo 'The site: out/site/index.html'
 
-test: lint check
+# Side by side: the tests leave a part of two cores idle, since some of them wait for processes.
+test: venv
+	@$(MAKE) --no-print-directory --jobs 2 lint check
 
 # The same tests in full size: every kill, a thousand requests, other examples of Hypothesis every time.
 test-long: export SSSE_TEST_SIZE = full
-test-long: lint check
+test-long: test
 
 lint: venv
 	$(BIN)/ruff check .
