@@ -316,3 +316,27 @@ def test_blocks_of_any_linear_model(n, p, c, loss, bias, kind, blocks, structure
     assert sorted(i for group in groups for i in group) == list(range(len(full)))
     v = vector(len(full), seed)
     assert_near(curvature.solve(v), torch.linalg.solve(dense.keep_blocks(full, groups), v), 1e-9)
+
+
+@pytest.mark.parametrize("forgotten", [5, 40])
+def test_blocks_side_by_side_are_as_one_after_the_other(monkeypatch, forgotten):
+    """By Woodbury's identity, and by subtraction."""
+    sample = problems.linear("cross_entropy", n=61)
+    way = Way("dense", {"blocks": 7})
+    curvature, found = way.fit(sample), []
+    v, rows = vector(curvature.layout.dim), rows_to_forget(sample, curvature, forgotten)
+    threads = torch.get_num_threads()
+    for large, count in ((10**9, threads), (1, 3)):
+        monkeypatch.setattr("ssse.curvature.dense.LARGE", large)
+        torch.set_num_threads(count)
+        try:
+            left = curvature.structure.leave_out(rows, v, (61 - forgotten) * DAMPING)
+            found.append((left, curvature.structure.solve(v), curvature.structure.solve_measured(v)[0]))
+        finally:
+            torch.set_num_threads(threads)
+    (alone, *solutions), (together, *others) = found
+    assert together.where == alone.where
+    assert_near(together.solution, alone.solution, 1e-9)
+    assert_near(together.leverages, alone.leverages, 1e-9)
+    for one, other in zip(solutions, others, strict=True):
+        assert_near(other, one, 1e-9)

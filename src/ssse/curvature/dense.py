@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,9 +17,14 @@ from ssse.curvature.structure import Builder, Gap, LeftOut, Structure
 from ssse.errors import NotPositiveDefinite, PrecisionLost
 from ssse.problem.parameters import Block, LinearShape
 from ssse.rows.held import ExplicitRows, HeldRows, Rows
+from ssse.system.side_by_side import side_by_side
 
 TRIED, ROUNDS = 16, 6  # directions and rounds in which the largest leverage is looked for, where there are many
+LARGE = 1024  # parameters of a block whose work is long beside that of the interpreter
 ACCEPTED_LOSS = 1e-2  # of a step, to cancellation; the estimate is within a factor of about four
+
+
+Result = TypeVar("Result")
 
 
 class DenseBuilder(Builder):
@@ -70,19 +75,27 @@ class DenseStructure(Structure):
     def pairs(self) -> Iterator[tuple[Block, DampedGram]]:
         return zip(self.blocks, self.grams, strict=True)
 
+    def _of_blocks(self, work: Callable[[Block, DampedGram], Result]) -> list[Result]:
+        """The result for each; of large blocks on a CPU several at once."""
+        pairs = list(self.pairs())
+        large = any(block.size >= LARGE and gram.device.type == "cpu" for block, gram in pairs)
+        return side_by_side(lambda pair: work(*pair), pairs) if large else [work(*pair) for pair in pairs]
+
     def solve(self, v: Tensor) -> Tensor:
         out = torch.zeros_like(v)
-        for block, gram in self.pairs():
-            part = block.take(v).to(self.dtype)
-            block.put(out, gram.solve(part[:, None])[:, 0].to(v.dtype))
+        parts = self._of_blocks(lambda block, gram: gram.solve(block.take(v).to(self.dtype)[:, None])[:, 0])
+        for block, part in zip(self.blocks, parts, strict=True):
+            block.put(out, part.to(v.dtype))
         return out
 
     def solve_measured(self, v: Tensor) -> tuple[Tensor, float | None]:
+        def solved(block: Block, gram: DampedGram) -> Refined:
+            return refine(_solving(gram), _multiplying(gram, gram.ridge), block.take(v), self.dtype)
+
         out, squared = torch.zeros_like(v), 0.0
-        for block, gram in self.pairs():
-            solved = refine(_solving(gram), _multiplying(gram, gram.ridge), block.take(v), self.dtype)
-            block.put(out, solved.x.to(v.dtype))
-            squared += solved.residual**2
+        for block, part in zip(self.blocks, self._of_blocks(solved), strict=True):
+            block.put(out, part.x.to(v.dtype))
+            squared += part.residual**2
         return out, relative_residual(squared**0.5, v)
 
     def leave_out(self, rows: HeldRows, v: Tensor, ridge: float) -> LeftOut:
@@ -90,8 +103,10 @@ class DenseStructure(Structure):
         out = torch.zeros_like(v)
         worst, where, total, indefinite = torch.zeros(1, dtype=torch.float64), "", 0.0, False
         squared = 0.0
-        for block, gram in self.pairs():
-            part = _leave_out_of_block(gram, rows, block, block.take(v).to(self.dtype), ridge)
+        parts = self._of_blocks(
+            lambda block, gram: _leave_out_of_block(gram, rows, block, block.take(v).to(self.dtype), ridge)
+        )
+        for block, part in zip(self.blocks, parts, strict=True):
             block.put(out, part.solved.x.to(v.dtype))
             squared += part.solved.residual**2
             total += float(part.leverages.sum()) if part.all_leverages else torch.nan
