@@ -196,7 +196,7 @@ def test_a_process_that_cannot_read_its_data_is_named(tmp_path: Path, structure:
     for rank in SURVIVORS:
         seconds, text = found[rank]
         assert seconds < ENDED
-        assert text == "SSSEError Rank 2 of 4: The disk is gone."
+        assert text == "OSError Rank 2 of 4: The disk is gone."
         own = {place for place in reads_of(tmp_path, 4, rank) if place % 4 == rank}
         assert len(own) < SAMPLES / 4
     if structure == "dense":

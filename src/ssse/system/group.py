@@ -7,6 +7,7 @@ same collectives.
 
 from __future__ import annotations
 
+import builtins
 import re
 import socket
 from collections import Counter
@@ -181,8 +182,9 @@ def current_group(device: torch.device | None = None) -> Group:
 
 def _error_named(name: str) -> type[Exception]:
     """One of ours that takes a sentence, or an OSError."""
-    if name == "FileExistsError":
-        return FileExistsError
+    usual: Any = getattr(builtins, name, None)
+    if isinstance(usual, type) and issubclass(usual, OSError):
+        return usual
     found: Any = getattr(errors, name, None)
     plain = isinstance(found, type) and issubclass(found, SSSEError) and found is not errors.Refused
     return found if plain else SSSEError
