@@ -59,6 +59,13 @@ def check_settings(rank: int) -> None:
     given = copy.deepcopy(SAMPLE.model).to("meta") if rank else SAMPLE.model
     with pytest.raises(InvalidSetting, match="Rank 1 of 2 has another kind of device than rank 0: meta, and there cpu"):
         ssse.Curvature.fit(given, SAMPLE.loss, SAMPLE.data, damping=DAMPING, progress=False)
+    with pytest.raises(InvalidSetting, match=f"{'^' if rank else '^Rank 1 of 2: '}damping"):
+        ssse.Curvature.fit(SAMPLE.model, SAMPLE.loss, SAMPLE.data, damping=-1.0 if rank else 1.0, progress=False)
+    data = iter(SAMPLE.data) if rank else SAMPLE.data
+    with pytest.raises(
+        InvalidSetting, match="Rank 1 of 2 has another number of samples than rank 0: None, and there 61"
+    ):
+        ssse.Curvature.fit(SAMPLE.model, SAMPLE.loss, data, damping=DAMPING, progress=False)
     narrow = problems.linear("cross_entropy", n=61, dtype=torch.float32) if rank else SAMPLE
     with pytest.raises(InvalidSetting, match="Rank 1 of 2 has another model than rank 0"):
         ssse.Curvature.fit(narrow.model, SAMPLE.loss, narrow.data, damping=DAMPING, progress=False)
@@ -222,6 +229,10 @@ def check_artefacts(rank: int, folder: Path) -> None:
     curvature = ssse.Curvature.load(folder / "other")
     with pytest.raises(ModelMismatch, match="parameter values"):
         ssse.erase(SAMPLE.model, curvature, SAMPLE.loss, SAMPLE.part(FORGET), progress=False)
+    with pytest.raises(InvalidSetting, match="Rank 1 of 2 has another stored curvature than rank 0"):
+        ssse.Curvature.load(folder / ("other" if rank else "one"))
+    with pytest.raises(BrokenArtefact, match=f"{'' if rank else 'Rank 1 of 2: '}.*manifest.json' is missing"):
+        ssse.Curvature.load(folder / ("nowhere" if rank else "one"))
     assert ssse.Curvature.load(folder / "one").n == 61
     with pytest.raises(FileExistsError, match="exists already"):
         curvature.save(folder / "one")

@@ -184,13 +184,14 @@ class Curvature:
             InvalidModel, InvalidData, InvalidSetting: before the long pass wherever possible.
             DoesNotFit: names what would fit. PrecisionLost: measured, with the number.
         """
-        damping = check_damping(damping, weight_decay)
-        wanted = Wanted(rows, rows_per_batch, seed, as_choice(structure), blocks, dtype)
-        data, group = as_batches(data, label_key), group_of(model)
-        if checkpoint is not None:
-            check_streams(data)
+        group = group_of(model)
         group.agree(lambda: {"kind of device": group.device.type})  # or they would not even meet
         with group.together():
+            damping = check_damping(damping, weight_decay)
+            wanted = Wanted(rows, rows_per_batch, seed, as_choice(structure), blocks, dtype)
+            data = as_batches(data, label_key)
+            if checkpoint is not None:
+                check_streams(data)
             alone = group.alone and checkpoint is None
             share = None if alone else deal(data, group, max(rows_per_batch, 1))
         prepared = prepare(
@@ -348,6 +349,7 @@ class Curvature:
         group = current_group(torch.device(device))
         with group.together():
             tensors, manifest = read_folder(folder, CURVATURE, verify and group.first, torch.device(device))
+        group.agree(lambda: {"stored curvature": manifest["digest"]})
         with reading_entries(folder, manifest):
             return cls._from_manifest(tensors, manifest, group)
 
