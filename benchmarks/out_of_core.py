@@ -110,7 +110,7 @@ def fit(scratch: Path) -> dict[str, float]:
     data = ssse.FileBatches(scratch / "x.npy", scratch / "y.npy", size=SIZE)
     few = [(torch.randn(4 * FEATURES, FEATURES), torch.randn(4 * FEATURES, 1))]
     settings = {"weight_decay": DECAY, "rows": "expected", "structure": "dense", "progress": False}
-    ssse.Curvature.fit(model, "mse", few, **settings)  # type: ignore[arg-type]  # what is loaded and measured once
+    ssse.Curvature.fit(model, "mse", few, **settings)  # type: ignore[arg-type]  # settings of several types; whatever is loaded and measured once
     buffer = bytearray(2**22)
 
     def read() -> None:

@@ -302,12 +302,13 @@ def erase_from(
         scale = check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
         problem, samples = read_matching(view, curvature, loss_fn, forget)
     settings = (scale, leave_out, residual, reweight, evenly, policy, sorted(override))
-    declared = {
-        "request": digest_named(_digests_of(samples)),
-        "choice of settings": settings,
-        "curvature": f"{curvature.structure.kind} of {curvature.n} samples, λ = {curvature.damping!r}",
-    }
-    group.agree(lambda: declared)
+    group.agree(
+        lambda: {
+            "request": digest_named(_digests_of(samples)),
+            "choice of settings": settings,
+            "curvature": f"{curvature.structure.kind} of {curvature.n} samples, λ = {curvature.damping!r}",
+        }
+    )
     if curvature.probe is not None and (held := curvature.probe.holds(samples.batches)):
         raise InvalidData(
             f"{held} of the samples to forget are in the probe that the curvature keeps, and would stay there. Give it "
