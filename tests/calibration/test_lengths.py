@@ -69,6 +69,8 @@ def test_one_way_after_the_other_from_the_best_length_on():
         (">>>", [1, 2, 3], 100, [3, 2, 1], 1),
         ("<<<", [3, 2, 1], 0.01, [1, 2, 3], 3),
         (">", [7], 1, [1], 1),
+        (">>>>>", [9, 9, 0, 9, 9], 3, [3], 3),  # nothing is better than no shortfall
+        ("<<<<<", [9, 0, 3, 9, 9], 3, [3, 2], 2),
         (">>>>", [4, 3, 2, 1], 1.5, [2, 3, 4], 4),  # the nearest by ratio: 2/1.5 < 1.5/1
         (">>>>", [4, 3, 2, 1], 1.4, [1, 2, 3, 4], 4),
     ],
@@ -95,7 +97,8 @@ def test_no_length_twice_and_the_best_of_what_was_tried():
         assert best == min(values[int(length) - 1] for length in visited)
         for beside in (chosen - 1, chosen + 1):
             known = beside in visited or not 1 <= beside <= n
-            assert known or chosen != visited[0]  # at the start both sides are looked at, if there are any
+            # At the start both sides are looked at, if there are any; nothing is better than no shortfall.
+            assert known or chosen != visited[0] or best == 0
 
 
 def test_the_way_is_longer_where_s_stands_out_by_more_than_the_model_suffers():
@@ -153,6 +156,11 @@ def test_a_class_that_leaves_is_not_asked_to_stay():
     whole = Splits.of(Trainee.of(by_hand(), "cross_entropy", samples("1122", "1122")), forget, held_out, 68)
     assert whole.kin == []
     assert whole.look(trainee).kin is None
+    assert whole.look(trainee).expected == 0  # nobody names a class that was never seen
+    assert shortfall(Seen(0.3, 0.0, 1.0, 1.0), Seen(1.0, 0.0, 1.0, 1.0)) == pytest.approx(0.1)
+    half = samples("2" * 30 + "1" * 30, "0" * 30 + "1" * 30, 2)  # all that there were of class 0, and some of class 1
+    both = Splits.of(Trainee.of(by_hand(), "cross_entropy", samples("1122", "1122")), half, held_out, 68)
+    assert both.look(trainee).expected == pytest.approx(19 / 29 / 2)
     everybody = Splits.of(trainee, samples("012", "012", 3), held_out, 11)
     assert everybody.look(trainee).kin is None  # all that stay are kin: as retained they are counted once
 

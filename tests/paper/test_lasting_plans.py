@@ -331,6 +331,21 @@ def test_a_diverged_setting_of_an_opponent_is_never_the_best_of_its_grid():
     assert "repaired" in answer
 
 
+def test_what_an_opponent_was_tuned_on_it_has_answered():
+    """The same as if it were trained again with the settings that were chosen."""
+    case, other = a_case(), a_case(SIZE)
+    opponent = plans.Opponent(
+        "some", "some", plans.random_labels_plan, ({"learning_rate": 0.02}, {"learning_rate": 0.1})
+    )
+    (found,) = methods.tuned([case], opponent)
+    bare = {key: value for key, value in found.items() if key != "answer"}
+    again = methods.answered([case, other], opponent, [bare, bare])
+    assert methods.answered([case], opponent, [found]) == [found["answer"]] == again[:1]
+    assert methods.answered([other, case], opponent, [bare, found]) == again[::-1]
+    for way, gaps in zip(("alone", "repaired"), found["gaps"], strict=True):
+        assert found["answer"][way]["gap"] == min(gaps) == gaps[found[way]]
+
+
 # What the plans do not do as the library. No form of the study meets the first two; the last, the digits alone.
 
 

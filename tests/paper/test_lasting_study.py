@@ -15,7 +15,7 @@ import torch
 from ssse.calibration.lengths import DAMPINGS
 from ssse.paper.cache import Cache
 from ssse.paper.lasting import methods, networks, run
-from ssse.paper.lasting.jobs import ALONE, ASCENT, NOTHING, OURS, RETRAINED, Block, Study
+from ssse.paper.lasting.jobs import ALONE, ASCENT, NOTHING, OURS, OWN, PAPER, RETRAINED, Block, Study
 from ssse.paper.lasting.networks import DIGITS, Form, Twins
 from ssse.paper.settings import Settings
 from tests.support.sizes import FULL, sized
@@ -168,6 +168,41 @@ def test_opponents_of_the_first_seed_alone(monkeypatch):
     monkeypatch.setattr(networks, "DIGITS", form)
     later = {block.method for block in untrained(form).blocks() if block.seed == 1}
     assert later == {OURS, NOTHING, ALONE, RETRAINED}
+
+
+def test_what_there_is_no_time_for_is_left_out_and_said(tmp_path, monkeypatch):
+    """And what is kept of it is told however late it is: the next run goes on."""
+    form = replace(FORM, seeds=2, opponents_of_all_seeds=False)
+    monkeypatch.setattr(networks, "DIGITS", form)
+    monkeypatch.setattr(run, "DIGITS", form)
+    made: list[Block] = []
+
+    def numbers(study: Study, block: Block) -> dict[str, dict[str, Any]]:
+        made.append(block)
+        return {}
+
+    monkeypatch.setattr(Study, "numbers", numbers)
+    monkeypatch.setattr(Study, "has", lambda _, block: block.method == "scrub")
+    monkeypatch.setattr(Study, "twins", {seed: untrained(form).twins[seed] for seed in range(2)})
+    monkeypatch.setattr(Study, "steps", lambda *_: ({}, {}))
+    late = Settings(device="cpu", cache=Cache(tmp_path), show_progress=False, seeds=1, minutes=0.0)
+    found = run.measure(late)
+    assert [block.method for block in made] == [*OWN, "scrub"]
+    assert {block.seed for block in made} == {0}
+    assert found["left_out"] == sorted({"neggrad", "labels", "salun", ASCENT, PAPER})
+    assert run.measure(replace(late, minutes=60.0))["left_out"] == []
+    assert any("SalUn" in note and "--minutes" in note for note in run._notes(found | {"attacked": {}}))
+
+
+def test_the_full_form_answers_what_is_asked_of_it(monkeypatch):
+    """The exact step and the opponents: the first of each share; ours every request, along even directions."""
+    form = replace(FORM, classes=2, rates=(0.5, 1.0), opponents_of_all_requests=False)
+    monkeypatch.setattr(networks, "DIGITS", form)
+    study = untrained(form)
+    first = [study.cases[0][place].words for place in (0, 1, 4)]
+    assert [case.words for case in study.asked(0)] == [case.words for case in study.directed(0, False)] == first
+    assert len(study.directed(0, True)) == len(study.cases[0]) == 5
+    assert study.step_key(0) != untrained(replace(form, opponents_of_all_requests=True)).step_key(0)
 
 
 def test_shadows_are_judged_with_the_seeds_that_each_method_answered():

@@ -38,7 +38,8 @@ class Seen:
     """A model, in shares that are right.
 
     Attributes:
-        forgotten: on S. expected: on held-out samples, in the classes and shares that S has.
+        forgotten: on S. expected: on held-out samples, in the classes and shares that S has; none of a class of which
+            D∖S holds nothing, which a model that never saw S would not name.
         retained: on a part of D∖S. staying: on held-out samples of the classes that stay.
         kin: on retained samples of the classes that S has; None where none are left, or no others.
     """
@@ -170,7 +171,7 @@ def walk_in_turn(
         if found[0].shortfall < best[0].shortfall:
             best, along = found, attempt
     beside = lengths.index(best[0].length) + best[0].way
-    if 0 <= beside < len(lengths):
+    if 0 <= beside < len(lengths) and best[0].shortfall > 0:
         found = along(math.sqrt(best[0].length * lengths[beside]))
         trials += (found[0],)
         if found[0].shortfall < best[0].shortfall:
@@ -184,7 +185,7 @@ def walk(
     """The attempt with the smallest shortfall, and all trials by length: from `start` on, until it no longer falls.
 
     Longer first where S stands out more than the model suffers, otherwise shorter; where that was no better than the
-    start, the other way. lengths: ascending.
+    start, the other way. Nothing is better than no shortfall. lengths: ascending.
     """
     first = lengths.index(min(lengths, key=lambda one: abs(math.log(one / start))))
     best = attempt(lengths[first])
@@ -193,7 +194,7 @@ def walk(
         if way != step and best[0].length != lengths[first]:
             break  # it was better the first way
         place = first + step
-        while 0 <= place < len(lengths):
+        while 0 <= place < len(lengths) and best[0].shortfall > 0:
             found = attempt(lengths[place])
             trials[place] = found[0]
             if found[0].shortfall >= best[0].shortfall:
@@ -209,7 +210,8 @@ def _on(trainee: Trainee, model: nn.Module) -> Trainee:
 
 @dataclass(frozen=True)
 class Splits:
-    """What every trial is looked at on. weights: of the held-out samples, as S has their classes; stays: which do."""
+    """What every trial is looked at on. weights: of the held-out samples, as S has their classes, 0 of classes that are
+    gone from D∖S; stays: which classes do."""
 
     forgotten: list[Batch]
     held: list[Batch]
@@ -222,7 +224,11 @@ class Splits:
     def of(cls, trainee: Trainee, forget: Data, held_out: Data, n: int) -> Splits:
         forgotten = trainee.read(forget, "samples to forget")
         held = trainee.read(held_out, "held-out samples")
-        labels, own = _classes(held), _classes(forgotten)
+        labels, own, left = (
+            _classes(held),
+            _classes(forgotten),
+            _indices(label_values(trainee.samples[1])).cpu().numpy(),
+        )
         classes, counts = np.unique(own, return_counts=True)
         weights = np.zeros(len(labels))
         for one, count in zip(classes, counts, strict=True):
@@ -232,7 +238,8 @@ class Splits:
                     f"No held-out sample is of class {one}, of which {count:,} are to be forgotten: what they "
                     "should be like is not known. Add some to held_out."
                 )
-            weights[same] = count / len(own) / same.sum()
+            if (left == one).any():
+                weights[same] = count / len(own) / same.sum()
         x, y = trainee.samples
         order = torch.randperm(trainee.count, generator=torch.Generator().manual_seed(0)).to(trainee.problem.device)
         alike = torch.isin(_indices(label_values(y))[order], torch.as_tensor(classes, device=order.device))

@@ -35,6 +35,13 @@ def reproduce(
     ] = "auto",
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="auto: a GPU where there is one.")] = "auto",
     seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn at random.")] = 0,
+    seeds: Annotated[
+        int | None, typer.Option(metavar="N", help="Of lasting alone: networks of so many seeds; else as its size has.")
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(metavar="M", help="Of lasting alone: begin no further method after M; run again to go on."),
+    ] = None,
     cache: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Where what was computed is kept.", show_default="OUTPUT/.cache"),
@@ -66,6 +73,8 @@ def reproduce(
                 scale=scale,
                 device=device,
                 seed=seed,
+                seeds=seeds,
+                minutes=minutes,
                 cache=None if no_cache else cache or "auto",
                 progress=not quiet,
             )

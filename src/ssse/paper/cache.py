@@ -44,6 +44,9 @@ class Cache:
         self._counted: set[str] = set()  # made or found in this run: no longer saved
         self._open: list[dict[str, float]] = [{}]  # what was needed for the value at work, with the seconds of each
 
+    def has(self, key: str) -> bool:
+        return self.folder is not None and (self.folder / key).exists()
+
     def tensors(self, key: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """For instance the parameters of a trained model."""
 

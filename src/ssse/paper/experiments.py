@@ -21,6 +21,7 @@ class Spec:
     """What an experiment shows and what it asks for, in words.
 
     `small` is what runs without its data; `sizes` what runs with a --scale of its own, by its name; mostly nothing.
+    `several`: networks of several seeds and many methods, of which --seeds and --minutes take fewer.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Spec:
     time: str
     small: str
     sizes: Mapping[str, str] = field(default_factory=dict[str, str])
+    several: bool = False
 
     @property
     def needs_data(self) -> bool:
@@ -89,6 +91,7 @@ EXPERIMENTS: Mapping[str, Spec] = {
                 "classes": "the network of --scale small, half of each of five classes, ours alone; made for a CPU",
                 "large": "a network of 11 million parameters, a tenth of the data at random",
             },
+            several=True,
         ),
     )
 }

@@ -6,6 +6,7 @@ Importing this does not import torch, so that the command line is there at once.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from importlib import import_module
@@ -29,6 +30,8 @@ def reproduce(
     scale: Scale = "auto",
     device: str = "auto",
     seed: int = 0,
+    seeds: int | None = None,
+    minutes: float | None = None,
     cache: str | os.PathLike[str] | None = "auto",
     progress: bool = True,
     command: str | None = None,
@@ -39,6 +42,9 @@ def reproduce(
         data: the folder of its data set; None: a small form on what comes with scikit-learn.
         scale: "auto" is full where the data is given, else small.
         device: "auto" is a GPU where there is one.
+        seeds: networks of so many seeds, where the experiment has several; None: as many as its size has.
+        minutes: after which nothing new is begun but what it cannot be told without; the page says what is missing.
+            The same call goes on from there. None: it is finished.
         cache: where trained models and measured requests are kept, so that an interrupted run goes on where it stopped;
             "auto" is OUTPUT/.cache, None keeps nothing.
         command: what the page says that it was made with; None: the command line that does the same.
@@ -48,6 +54,7 @@ def reproduce(
     """
     spec = find(name)
     folder = _checked(spec, data, scale, device, seed)
+    _check_several(spec, seeds, minutes)
     from ssse.paper.cache import Cache
     from ssse.paper.settings import Settings
 
@@ -61,14 +68,14 @@ def reproduce(
 
     output = Path(output)
     kept = Cache(output / ".cache" if cache == "auto" else cache)
-    settings = Settings(folder, scale, device, seed, kept, progress)
+    settings = Settings(folder, scale, device, seed, kept, progress, seeds, minutes)
     place = settings.torch_device()  # a device that is not there is refused before the work, not after it
     started = time.perf_counter()
     result = experiment.run(settings)
     # A run that was interrupted counts with the seconds that its first part took.
     result.seconds = time.perf_counter() - started + kept.saved
     result.seed = seed
-    line = command or provenance.command(spec.name, data, output, scale, device, seed, cache)
+    line = command or provenance.command(spec.name, data, output, scale, device, seed, cache, seeds, minutes)
     result.command = provenance.without_folders(line)
     result.date, result.machine = environment.today(), environment.machine(place)
     result.versions = environment.versions()
@@ -112,6 +119,14 @@ def place_of(result: Result, output: Path) -> Path:
     except (OSError, ValueError, KeyError, TypeError):
         return folder
     return folder.with_name(f"{folder.name}-small") if (before, result.form) == ("full", "small") else folder
+
+
+def _check_several(spec: Spec, seeds: int | None, minutes: float | None) -> None:
+    for name, value, least in (("seeds", seeds, 1), ("minutes", minutes, 0)):
+        if value is not None and not spec.several:
+            raise InvalidSetting(f"'{spec.name}' is run whole; leave --{name} out.")
+        if value is not None and not least <= value < math.inf:
+            raise InvalidSetting(f"{name} must be a number from {least} on, not {value!r}.")
 
 
 def _checked(spec: Spec, data: str | os.PathLike[str] | None, scale: str, device: str, seed: int) -> Path | None:

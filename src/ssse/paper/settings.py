@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,8 @@ class Settings:
     """Attributes:
     data: the folder of the data sets; None: what comes with scikit-learn, in a small form.
     scale: "auto" is full where the data is given, else small. device: "auto" is a GPU where there is one.
+    seeds: of networks, where an experiment has several; None: as many as its size has.
+    minutes: after which nothing new is begun but what an experiment cannot be told without; None: it is finished.
     """
 
     data: Path | None = None
@@ -30,6 +33,13 @@ class Settings:
     seed: int = 0
     cache: Cache = field(default_factory=lambda: Cache(None))
     show_progress: bool = True
+    seeds: int | None = None
+    minutes: float | None = None
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def late(self) -> bool:
+        return self.minutes is not None and time.perf_counter() - self.started > 60 * self.minutes
 
     @property
     def small(self) -> bool:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from ssse.paper.lasting.jobs import ASCENT, NOTHING, OURS, RETRAINED
 from ssse.paper.lasting.plans import OPPONENTS
-from ssse.paper.lasting.view import Numbers, answers_of, kinds
+from ssse.paper.lasting.view import Numbers, beside_the_retrained, kinds
 from ssse.rendering.document import PageFigure
 from ssse.rendering.plotting import GREY, new_figure, plot_series
 
@@ -39,7 +39,7 @@ def drawings(numbers: Numbers) -> list[PageFigure]:
         "Left of the grey line the repair that all methods share, right of it the harmless training on D∖S that "
         "follows, at half its rate. At epoch 0 stands what the method itself did, with the BatchNorm statistics it "
         "left. Black: the retrained network along the same training, which is where S should be. Mean over the "
-        "requests that were followed, and the seeds."
+        "requests for which it was followed, and the seeds."
     )
     return [
         PageFigure("resurfacing", "Does the memory come back? S along the repair and after it", caption, "", figure)
@@ -49,7 +49,7 @@ def drawings(numbers: Numbers) -> list[PageFigure]:
 def _panel(ax: Axes, numbers: Numbers, rate: float) -> None:
     repair = next(iter(numbers["repair"].values()))["epochs"]
     for index, (method, label) in enumerate(LINES):
-        found = [one for one in answers_of(numbers, method, rate) if one.get("moments") and one.get("along")]
+        found = [one for one in beside_the_retrained(numbers, method, rate) if one.get("along")]
         if not found:
             continue
         first = np.mean([one["along"] for one in found], axis=0)
@@ -61,7 +61,7 @@ def _panel(ax: Axes, numbers: Numbers, rate: float) -> None:
             ax.plot(x, y, color=OURS_COLOR, linewidth=3, marker="o", markersize=5, label=label, zorder=4)
         else:
             plot_series(ax, x, y, label, index=index - 1)
-    retrained = [one["moments"] for one in answers_of(numbers, RETRAINED, rate) if one.get("moments")]
+    retrained = [one["moments"] for one in beside_the_retrained(numbers, RETRAINED, rate)]
     if retrained:
         level = np.mean([[m["accuracy"] for m in moments] for moments in retrained], axis=0)
         epochs = [repair + m["epoch"] for m in retrained[0]]

@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -37,6 +36,7 @@ from ssse.verdict import BOUNDS
 
 PAPER_DAMPING = 1e-4
 OURS, ALONE, NOTHING, RETRAINED, PAPER, ASCENT = "lasting", "stepped", "nothing", "retrained", "paper", "ascended"
+OWN = (OURS, NOTHING, ALONE, RETRAINED)  # without these there is nothing to be told
 
 Rows = Literal["margin", "empirical"]
 # Times the damping, and whether margins are pushed evenly: the one step, and the directions that ours may take.
@@ -76,9 +76,9 @@ class Study:
 
     def blocks(self) -> list[Block]:
         """What matters most first. The paper's step and gradient ascent: with the first seed alone."""
-        own, others = (OURS, NOTHING, ALONE, RETRAINED), [opponent.key for opponent in OPPONENTS]
+        others = [opponent.key for opponent in OPPONENTS]
         seeds = range(self.form.seeds)
-        found = [Block(name, seed) for seed in seeds for name in own]
+        found = [Block(name, seed) for seed in seeds for name in OWN]
         if not self.form.opponents:
             return found
         found += [Block(name, 0) for name in [*others, ASCENT, *([] if self.form.projected else [PAPER])]]
@@ -91,6 +91,9 @@ class Study:
         found = self.settings.cache.numbers(self.key(block), lambda: self._compute(block))
         return dict(zip([case.words for case in self.cases[block.seed]], found, strict=True))
 
+    def has(self, block: Block) -> bool:
+        return self.settings.cache.has(self.key(block))
+
     def key(self, block: Block) -> str:
         judging = {OURS: (walk, walk_in_turn, shortfall, losses_of, Trial, Splits), ASCENT: (Splits,)}.get(
             block.method, ()
@@ -101,10 +104,19 @@ class Study:
         sources = (cases, methods, repairs, lanes, plans)
         return key_of(f"lasting-{block.method}", *self.base(block.seed), block.method, START, rule, training, *sources)
 
-    def steps(self, seed: int, rows: Rows = "margin") -> tuple[dict[str, Tensor], Numbers]:
-        """The direction of every request, at ε = 1; and of the fit and each request its seconds and its residual.
+    def asked(self, seed: int) -> list[Case]:
+        """The requests that the others answer: all, or the first of each share."""
+        return [case for case in self.cases[seed] if case.followed or self.form.opponents_of_all_requests]
 
-        Of margin rows also the directions that ours may take, as `methods.evenly` names them.
+    def directed(self, seed: int, even: bool) -> list[Case]:
+        """Ours goes along an even direction, for every request."""
+        return self.cases[seed] if even else self.asked(seed)
+
+    def steps(self, seed: int, rows: Rows = "margin") -> tuple[dict[str, Tensor], Numbers]:
+        """The direction of the requests that are `asked`, at ε = 1; and of the fit and each request its seconds and its
+        residual.
+
+        Of margin rows also the directions that ours may take, of every request, as `methods.evenly` names them.
         """
         key, cache = self.step_key(seed, rows), self.settings.cache
         solver = self._solve_projected if self.form.projected else self._solve
@@ -122,20 +134,24 @@ class Study:
 
     def step_key(self, seed: int, rows: Rows = "margin") -> str:
         how = (*((projected,) if self.form.projected else ()), *(WAYS if rows == "margin" else ()))
-        return key_of(f"steps-{rows}", *self.base(seed), *how)
+        return key_of(f"steps-{rows}", *self.base(seed), *how, self.form.opponents_of_all_requests)
 
     def chosen(self, opponent: Opponent, cases: Sequence[Case]) -> list[Numbers]:
-        """Its settings for these requests: tuned with the first seed, on the first part of a class and that of all."""
-        tuned = [case for case in self.cases[0] if case.followed and case.removal.rate < 1]
+        """Its settings for these requests: tuned with the first seed, on the first of each share."""
+        tuned = [case for case in self.cases[0] if case.followed]
         key = self.key(Block(f"tuned {opponent.key}", 0)).replace(" ", "-")
         found = self.settings.cache.numbers(key, lambda: methods.tuned(tuned, opponent))
-        by_rate = {case.removal.rate: one for case, one in zip(tuned, found, strict=True)}
-        return [by_rate.get(case.removal.rate, found[0]) for case in cases]
+        by_rate = {case.removal.rate: (case, one) for case, one in zip(tuned, found, strict=True)}
+
+        def settings(case: Case) -> Numbers:
+            first, one = by_rate[case.removal.rate]
+            return one if case is first else {key: value for key, value in one.items() if key != "answer"}
+
+        return [settings(case) for case in cases]
 
     def _compute(self, block: Block) -> list[Numbers]:
-        some = cases = self.cases[block.seed]
-        if block.method not in (OURS, NOTHING, ALONE, RETRAINED) and not self.form.opponents_of_all_requests:
-            some = [case for case in cases if case.followed]
+        cases = self.cases[block.seed]
+        some = cases if block.method in (OURS, NOTHING, RETRAINED) else self.asked(block.seed)
         ways: dict[str, Callable[[], list[Numbers]]] = {
             NOTHING: lambda: methods.nothing(some),
             RETRAINED: lambda: methods.retrained(some),
@@ -172,7 +188,7 @@ class Study:
             directions = {}
             for times, even in WAYS if rows == "margin" else WAYS[:1]:
                 damped = curvature if times == 1 else curvature.with_damping(times * curvature.damping)
-                for case in self.cases[twins.seed]:
+                for case in self.directed(twins.seed, even):
                     erasure, seconds = timed(
                         lambda case=case, damped=damped, even=even: erase(
                             original,
@@ -211,7 +227,7 @@ class Study:
                 ),
                 device,
             )
-            for (times, even), case in product(WAYS, self.cases[twins.seed]):
+            for times, even, case in ((*way, case) for way in WAYS for case in self.directed(twins.seed, way[1])):
                 direction, seconds = timed(
                     lambda times=times, even=even, case=case: kernel.direction(
                         case.removal.forget.to(device), decay, times * decay, even

@@ -23,6 +23,7 @@ MOMENTS = (1, 3, 8)
 ASCENDING = (1e-4, 1e-3, 1e-2, 1e-1)  # rates of ascent, of which the first is taken that gets there
 
 Directions = Mapping[str, Tensor]
+Repaired = tuple[nn.Module | None, list[float]]
 
 
 def evenly(words: str, times: float) -> str:
@@ -95,51 +96,57 @@ def _told(trial: Trial) -> Numbers:
 
 
 def ascended(cases: Sequence[Case]) -> list[Numbers]:
-    """Gradient ascent until S is as little known as held-out samples of its kind."""
+    """Gradient ascent until S is as little known as held-out samples of its kind, and a whole class not at all."""
     models = [_ascended(case) for case in cases]
     alone = [{"alone": case.measure(model)} for case, model in zip(cases, models, strict=True)]
     return joined(alone, mended(cases, models))
 
 
 def tuned(cases: Sequence[Case], opponent: Opponent) -> list[Numbers]:
-    """Which settings of the grid come nearest to the retrained network, alone and after the repair.
+    """Which settings of the grid come nearest to the retrained network, alone and after the repair; and its answers.
 
     In hindsight, by the gap itself: in the opponents' favour. Our step is chosen without it.
     """
     tried = [(case, settings) for case in cases for settings in opponent.grid]
-    models = opposed([case for case, _ in tried], opponent, [settings for _, settings in tried])
-    whole = [(place, model) for place, model in enumerate(models) if model is not None]
-    plans = [repair_plan(tried[place][0]) for place, _ in whole]
-    done = trained([tried[place][0] for place, _ in whole], [model for _, model in whole], plans)
+    asked = [case for case, _ in tried]
+    models = opposed(asked, opponent, [settings for _, settings in tried])
+    repairs = repaired(asked, models)
     gaps = np.full((2, len(tried)), np.inf)  # infinite where the training diverged
-    for (place, model), repaired in zip(whole, done, strict=True):
-        case = tried[place][0]
-        gaps[0, place] = case.measure(model)["gap"]
-        if repaired is not None:
-            gaps[1, place] = case.measure(case.finished(repaired))["gap"]
-    answers = []
+    for place, (case, model) in enumerate(zip(asked, models, strict=True)):
+        if model is not None:
+            gaps[0, place] = case.measure(model)["gap"]
+        if (healed := repairs[place][0]) is not None:
+            gaps[1, place] = case.measure(healed)["gap"]
+    answers, first = [], np.arange(len(cases)) * len(opponent.grid)
     for values in np.split(gaps, len(cases), axis=1):
-        alone, repaired = values.argmin(1)
-        answers.append({"alone": int(alone), "repaired": int(repaired), "gaps": values.tolist()})
+        alone, after = values.argmin(1)
+        answers.append({"alone": int(alone), "repaired": int(after), "gaps": values.tolist()})
+    own = [models[at + one["alone"]] for at, one in zip(first, answers, strict=True)]
+    best = [repairs[at + one["repaired"]] for at, one in zip(first, answers, strict=True)]
+    for one, found in zip(answers, joined(measured(cases, own), told(cases, best)), strict=True):
+        one["answer"] = found
     return answers
 
 
 def answered(cases: Sequence[Case], opponent: Opponent, chosen: Sequence[Numbers]) -> list[Numbers]:
-    """With the settings that were chosen for it, those for itself and those for the repair after it."""
+    """With the settings that were chosen for it, those for itself and those for the repair after it.
+
+    Those that it was tuned on it has answered already.
+    """
+    if fresh := [place for place, one in enumerate(chosen) if "answer" not in one]:
+        found = iter(_answered([cases[i] for i in fresh], opponent, [chosen[i] for i in fresh]))
+        return [next(found) if place in fresh else one["answer"] for place, one in enumerate(chosen)]
+    return [one["answer"] for one in chosen]
+
+
+def _answered(cases: Sequence[Case], opponent: Opponent, chosen: Sequence[Numbers]) -> list[Numbers]:
     alone = opposed(cases, opponent, [opponent.grid[one["alone"]] for one in chosen])
     other = [place for place, one in enumerate(chosen) if one["alone"] != one["repaired"]]
     again = opposed([cases[place] for place in other], opponent, [opponent.grid[chosen[i]["repaired"]] for i in other])
     before = list(alone)
     for place, model in zip(other, again, strict=True):
         before[place] = model
-    answers = [
-        {} if model is None else {"alone": case.measure(model)} for case, model in zip(cases, alone, strict=True)
-    ]
-    whole = [place for place, model in enumerate(before) if model is not None]
-    found = mended([cases[place] for place in whole], [model for model in before if model is not None])
-    for place, one in zip(whole, found, strict=True):
-        answers[place] |= one
-    return answers
+    return joined(measured(cases, alone), mended(cases, before))
 
 
 def opposed(cases: Sequence[Case], opponent: Opponent, settings: Sequence[Settings]) -> list[nn.Module | None]:
@@ -152,17 +159,36 @@ def opposed(cases: Sequence[Case], opponent: Opponent, settings: Sequence[Settin
     return train_lanes(ground.x, originals, plans, autocast=ground.form.recipe.autocast, progress=False, keep=True)
 
 
-def mended(cases: Sequence[Case], starts: Sequence[nn.Module]) -> list[Numbers]:
+def measured(cases: Sequence[Case], models: Sequence[nn.Module | None]) -> list[Numbers]:
+    """As they are; empty where there is none."""
+    return [{} if model is None else {"alone": case.measure(model)} for case, model in zip(cases, models, strict=True)]
+
+
+def repaired(cases: Sequence[Case], starts: Sequence[nn.Module | None]) -> list[Repaired]:
+    """The networks after the repair, and S after every epoch of it; None where there was none, or it diverged."""
+    whole = [(case, start) for case, start in zip(cases, starts, strict=True) if start is not None]
+    along, look = following([case for case, _ in whole], [start for _, start in whole])
+    done = trained([case for case, _ in whole], [s for _, s in whole], [repair_plan(case) for case, _ in whole], look)
+    found = iter([
+        (None if model is None else case.finished(model), line)
+        for (case, _), model, line in zip(whole, done, along, strict=True)
+    ])  # fmt: skip
+    return [(None, []) if start is None else next(found) for start in starts]
+
+
+def told(cases: Sequence[Case], repairs: Sequence[Repaired]) -> list[Numbers]:
+    """Of repaired networks, and what comes back in further epochs; empty where there is none."""
+    there = [(case, model) for case, (model, _) in zip(cases, repairs, strict=True) if model is not None]
+    followed = iter(resurfaced([case for case, _ in there], [model for _, model in there]))
+    return [
+        {} if model is None else {"repaired": case.measure(model), "along": along} | next(followed)
+        for case, (model, along) in zip(cases, repairs, strict=True)
+    ]
+
+
+def mended(cases: Sequence[Case], starts: Sequence[nn.Module | None]) -> list[Numbers]:
     """The repair, with S seen after every epoch, and what comes back in further epochs."""
-    along, look = following(cases, starts)
-    done = trained(cases, starts, [repair_plan(case) for case in cases], look)
-    whole = [place for place, model in enumerate(done) if model is not None]
-    answers: list[Numbers] = [{} for _ in cases]  # empty where the repair diverged
-    healed = [case.finished(model) for case, model in zip(cases, done, strict=True) if model is not None]
-    followed = resurfaced([cases[place] for place in whole], healed)
-    for place, model, one in zip(whole, healed, followed, strict=True):
-        answers[place] = {"repaired": cases[place].measure(model), "along": along[place], **one}
-    return answers
+    return told(cases, repaired(cases, starts))
 
 
 def resurfaced(cases: Sequence[Case], models: Sequence[nn.Module], always: bool = False) -> list[Numbers]:
@@ -198,7 +224,7 @@ def joined(*parts: Sequence[Numbers]) -> list[Numbers]:
 
 
 def _ascended(case: Case) -> nn.Module:
-    wanted, batch = min(case.original_seen.expected, 0.99), case.ground.form.recipe.batch
+    wanted, batch = min(max(case.original_seen.expected, 0.01), 0.99), case.ground.form.recipe.batch
     for rate in ASCENDING:
         try:
             return baselines.gradient_ascent_until(

@@ -14,9 +14,10 @@ from ssse.paper.cache import key_of
 from ssse.paper.lasting.case import Numbers
 from ssse.paper.lasting.drawing import drawings
 from ssse.paper.lasting.findings import findings, targets
-from ssse.paper.lasting.jobs import NOTHING, OURS, RETRAINED, SHADOWED, Study
+from ssse.paper.lasting.jobs import NOTHING, OURS, OWN, RETRAINED, SHADOWED, Study
 from ssse.paper.lasting.networks import CLASSES, DIGITS, FULL, LARGE, MEDIUM
 from ssse.paper.lasting.tables import summary_rows, tables
+from ssse.paper.lasting.view import WAYS
 from ssse.paper.result import STAND_IN, Result
 from ssse.paper.settings import Settings
 from ssse.rendering.document import as_plain
@@ -34,22 +35,28 @@ def measure(settings: Settings) -> dict[str, Any]:
     form = DIGITS if settings.data is None else sizes.get(settings.scale, FULL)
     if form.shadows and settings.torch_device().type == "cpu":
         form = replace(form, shadows=0)  # networks of as many more seeds as U-LiRA needs: hours on a CPU
-    study = Study(settings, form)
+    if settings.seeds is not None:
+        form = replace(form, seeds=settings.seeds)
+    study, left_out = Study(settings, form), []
     answers: dict[str, dict[str, dict[str, Numbers]]] = {}
     for block in settings.each(study.blocks(), "lasting", lambda one: f"{one.method}, seed {one.seed}"):
+        if block.method not in OWN and settings.late and not study.has(block):
+            left_out.append(block.method)
+            continue
         answers.setdefault(block.method, {})[str(block.seed)] = study.numbers(block)
-    main = [str(seed) for seed in range(form.seeds)]
+    main, shadowed = [str(seed) for seed in range(form.seeds)], form.shadows and not left_out
     recipe, first = form.recipe, study.cases[0]
     return {
-        "form": settings.scale if form in (CLASSES, LARGE) else "full" if form is FULL else "small",
+        "form": {FULL.name: "full", CLASSES.name: "classes", LARGE.name: "large"}.get(form.name, "small"),
         "name": form.name,
-        "title": STAND_IN if form is DIGITS else "CIFAR-10",
+        "title": STAND_IN if settings.data is None else "CIFAR-10",
         "data": study.ground.words,
         "requests": [{"words": case.words, "rate": case.removal.rate, "k": len(case.removal.forget)} for case in first],
         "answers": {method: {s: _without_phi(found) for s, found in by_seed.items() if s in main}
                     for method, by_seed in answers.items()},
-        "attacked": _attacked(answers) if form.shadows else {},
-        "further": _further(answers, main) if form.shadows else {},
+        "attacked": _attacked(answers) if shadowed else {},
+        "further": _further(answers, main) if shadowed else {},
+        "left_out": sorted(set(left_out)),
         "floors": _floors(study),
         "steps": {seed: study.steps(int(seed))[1] for seed in main},
         "training": {"epochs": recipe.epochs, "rate": recipe.rate, "batch": recipe.batch, "decay": recipe.decay},
@@ -107,6 +114,12 @@ def _notes(numbers: Mapping[str, Any]) -> list[str]:
             "That margins are pushed evenly, the lengths that are tried and the rate of the repair were settled on "
             "airplanes and samples at random with these seeds; the other four classes were not looked at."
         )
+    if numbers.get("left_out"):
+        labels = {method: label for method, _, label, _ in reversed(WAYS)}
+        missing = ", ".join(labels[method] for method in numbers["left_out"])
+        notes.append(f"Left out for want of time (--minutes), in part or whole: {missing}.")
+    if not numbers["floors"]:
+        notes.append("Networks of one seed: how far two retrained ones lie apart is not known here.")
     if not numbers["attacked"]:
         notes.append(
             "U-LiRA needs the networks of a dozen more seeds. They are trained on a GPU alone, at the small size."

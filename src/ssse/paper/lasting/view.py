@@ -71,6 +71,12 @@ def rises(numbers: Numbers, method: str, rate: float) -> list[float]:
     return [moments[-1]["accuracy"] - moments[0]["accuracy"] for moments in found]
 
 
+def beside_the_retrained(numbers: Numbers, method: str, rate: float) -> list[Numbers]:
+    """Answers whose way in the harmless training is known, of the requests for which the retrained network's is too."""
+    pairs = zip(answers_of(numbers, method, rate, RETRAINED), answers_of(numbers, RETRAINED, rate, method), strict=True)
+    return [one for one, twin in pairs if one.get("moments") and twin.get("moments")]
+
+
 def judged(numbers: Numbers, rate: float) -> list[list[float]]:
     """Accuracies on S and on held-out samples of its kind: ours, then the retrained network's; where both are known."""
     pairs = zip(answers_of(numbers, OURS, rate, RETRAINED), answers_of(numbers, RETRAINED, rate, OURS), strict=True)

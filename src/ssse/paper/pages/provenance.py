@@ -18,6 +18,8 @@ def command(
     device: str,
     seed: int,
     cache: str | os.PathLike[str] | None,
+    seeds: int | None = None,
+    minutes: float | None = None,
 ) -> str:
     """The command line that does the same. Where the data lies is the reader's own affair."""
     words = ["ssse", "reproduce", name]
@@ -25,7 +27,13 @@ def command(
         words += ["--data", "DIR"]
     if output != Path("results"):
         words += ["--output", "DIR" if output.is_absolute() else output.as_posix()]
-    for option, value, usual in (("--scale", scale, "auto"), ("--device", device, "auto"), ("--seed", seed, 0)):
+    for option, value, usual in (
+        ("--scale", scale, "auto"),
+        ("--device", device, "auto"),
+        ("--seed", seed, 0),
+        ("--seeds", seeds, None),
+        ("--minutes", minutes, None),
+    ):
         if value != usual:
             words += [option, str(value)]
     if cache is None:
