@@ -237,7 +237,8 @@ def _similar(answers: Answers, floors: Mapping[float, Mapping[str, float]]) -> F
         of_all(value <= 1 for value in least),
         ""
         if max(least) <= 1
-        else "Half a class is not forgotten by any step tried here, the best of which stop early.",
+        else "Half a class is not forgotten by any step tried here, the best of which stop early. It takes a longer "
+        "one, and a repair: `ssse reproduce lasting`.",
     )
 
 
