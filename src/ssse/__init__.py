@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from ssse.curvature.choices import MatrixFree as MatrixFree
     from ssse.curvature.choices import Recurrence as Recurrence
     from ssse.erasure.diagnostics import Diagnostics as Diagnostics
-    from ssse.erasure.erase import Erasure as Erasure
     from ssse.erasure.erase import erase as erase
+    from ssse.erasure.outcome import Erasure as Erasure
     from ssse.erasure.recalibrate import recalibrate as recalibrate
     from ssse.erasure.refine import Refinement as Refinement
     from ssse.erasure.refine import refine as refine
@@ -77,7 +77,7 @@ _HOMES = {
     "plan": "ssse.curvature",
     "reproduce": "ssse.paper.reproduce",
     "Diagnostics": "ssse.erasure.diagnostics",
-    "Erasure": "ssse.erasure.erase",
+    "Erasure": "ssse.erasure.outcome",
     "erase": "ssse.erasure.erase",
     "Refinement": "ssse.erasure.refine",
     "refine": "ssse.erasure.refine",

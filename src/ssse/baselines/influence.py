@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from ssse.baselines.update import Updated, check_positive, check_whole, decay_of, forget_gradient, read_request
 from ssse.curvature.conjugate_gradients import conjugate_gradients, usual_tolerance
-from ssse.curvature.curvature import Curvature, check_damping
+from ssse.curvature.curvature import Curvature
+from ssse.curvature.settings import check_damping
 from ssse.errors import InvalidSetting, NotPositiveDefinite
 from ssse.problem.batches import Batch
 from ssse.problem.loaders import Data

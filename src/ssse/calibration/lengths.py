@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ssse.erasure.erase import Erasure
 from ssse.erasure.health import staying
+from ssse.erasure.outcome import Erasure
 from ssse.errors import Diverged, InvalidData
 from ssse.problem.batches import Batch, regroup, take_samples, without_weights
 from ssse.problem.labels import label_values

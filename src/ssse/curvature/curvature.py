@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from ssse.curvature.estimates import Plan, Wanted
 from ssse.curvature.fit import Fitted, declared, fit_structure, going_on, group_of, prepare
 from ssse.curvature.kept_probe import KeptProbe
 from ssse.curvature.lowrank import LowRankStructure
+from ssse.curvature.settings import check_damping, check_scale, part_note
 from ssse.curvature.shared import is_shared
 from ssse.curvature.shared_dense import SharedDense
 from ssse.curvature.shared_lowrank import SharedLowRank
@@ -431,76 +431,6 @@ class Curvature:
             f"Curvature({self.structure.kind}, {self.kind.name} rows, d={self.layout.dim:,}, n={self.n:,}, "
             f"λ={self.damping:.3g}, ‖∇L‖={norm})"
         )
-
-
-def plan(
-    model: nn.Module,
-    loss_fn: LossLike,
-    data: Data,
-    *,
-    rows: RowChoice = "auto",
-    rows_per_batch: int = 1,
-    structure: StructureName | Choice = "auto",
-    blocks: BlockChoice = "auto",
-    parameters: ParameterChoice = "all",
-    dtype: torch.dtype | None = None,
-    memory_budget: int | str | None = None,
-    damping: float | None = None,
-    weight_decay: float = 0.0,
-    label_key: str | None = None,
-    processes: int = 1,
-    forget: int | None = None,
-) -> Plan:
-    """What `Curvature.fit` would do with these choices, its memory and its time; only a trial is computed.
-
-    `print(plan.table())` lists every way that was compared, with the memory and the seconds of the fit, and the seconds
-    of a request of `forget` samples (100, or 1 % of them where that is less); and, where the most faithful way is not
-    the chosen one, parts of the model that fit, with the `parameters=` that asks for each. How long `matrix_free` takes
-    for a request of a network depends on the damping: without `damping` or `weight_decay` it is not told.
-
-    `processes`: of a fit by so many (docs/scale.md), `memory_budget` being of each; then also how much each sends.
-    """
-    if processes < 1:
-        raise InvalidSetting(f"processes must be at least 1, not {processes}.")
-    if forget is not None and (isinstance(forget, bool) or not isinstance(forget, int) or forget < 1):
-        raise InvalidSetting(f"forget must be how many samples a request has, 1 or more, not {forget!r}.")
-    data = as_batches(data, label_key)
-    if iter(data) is data:
-        raise InvalidData("plan() would use up an iterator's first batch; pass a DataLoader or a list.")
-    wanted = Wanted(rows, rows_per_batch, 0, as_choice(structure), blocks, dtype)
-    known = None if damping is None and not weight_decay else check_damping(damping, weight_decay)
-    prepared = prepare(
-        model, loss_fn, parameters, data, wanted, memory_budget, damping=known, with_parts=True, processes=processes,
-        forget=forget,
-    )  # fmt: skip
-    if forget is not None and prepared.total is not None and forget >= prepared.total:
-        raise InvalidSetting(f"forget={forget:,} would leave nothing of the {prepared.total:,} samples.")
-    return prepared.plan
-
-
-def part_note(layout: Layout) -> str:
-    return f"Only {', '.join(layout.names)} can change; the rest of the model stays as it is."
-
-
-def check_damping(damping: float | None, weight_decay: float) -> float:
-    for name, given in (("weight_decay", weight_decay), ("damping", damping)):
-        if not (isinstance(given, Real) or (given is None and name == "damping")):
-            raise InvalidSetting(f"{name} must be a number, not {given!r}.")
-    if not 0 <= weight_decay < float("inf"):
-        raise InvalidSetting(f"weight_decay must be zero or positive, not {weight_decay}.")
-    value = weight_decay if damping is None else damping
-    if not 0 < value < float("inf"):
-        raise InvalidSetting(
-            "damping (λ) must be positive: the curvature is singular without it; pass damping=1e-4 or the "
-            f"weight_decay that the model was trained with. Got {damping if damping is not None else weight_decay}."
-        )
-    return float(value)
-
-
-def check_scale(scale: float) -> float:
-    if not 0 < scale < float("inf"):
-        raise InvalidSetting(f"scale (ε) must be a positive number, not {scale}.")
-    return float(scale)
 
 
 def restore_structure(

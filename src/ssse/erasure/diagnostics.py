@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ssse.curvature.curvature import Curvature, part_note
+from ssse.curvature.curvature import Curvature
+from ssse.curvature.settings import part_note
 from ssse.curvature.structure import LeftOut
 from ssse.erasure.copies import note_on_copies
 from ssse.erasure.request import Samples

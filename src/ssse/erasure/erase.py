@@ -4,205 +4,49 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ssse.curvature.curvature import Curvature, JointState
+from ssse.curvature.curvature import Curvature
 from ssse.curvature.fit import bind_data
-from ssse.curvature.lowrank import LowRankStructure
 from ssse.curvature.matrix_free import MatrixFreeStructure
 from ssse.erasure.bounds import check_override
 from ssse.erasure.diagnostics import Diagnostics, doubts, judge, notes_on
 from ssse.erasure.health import worsening
 from ssse.erasure.networks import distrust_network
+from ssse.erasure.outcome import Erasure, curvature_after, scores_after
 from ssse.erasure.policy import Policy
 from ssse.erasure.probe import look_at
 from ssse.erasure.refusal import refusal_of
 from ssse.erasure.request import Samples, check_settings, matching_view, read_matching
+from ssse.erasure.seen_at_origin import Request, at_origin
 from ssse.erasure.solving import (
     check_evenly,
     check_reweight,
     gradient_sum,
     refuse_impossible,
-    samples_at_origin,
     solve_request,
 )
 from ssse.erasure.stages import Stages, showing
 from ssse.erasure.tangent import Tangent
-from ssse.erasure.trust import Step, Trust, measure_swings, measure_trust, trust_by_swing
-from ssse.errors import DoesNotFit, InvalidData, InvalidSetting, Refused
+from ssse.erasure.trust import Step, measure_swings, measure_trust, trust_by_swing
+from ssse.errors import InvalidData, InvalidSetting, Refused
 from ssse.problem.batch_statistics import statistics_layers
 from ssse.problem.batches import Batch
-from ssse.problem.fingerprint import Fingerprint
 from ssse.problem.loaders import Data, as_batches
 from ssse.problem.losses import LossLike
 from ssse.problem.problem import Problem
 from ssse.problem.sample_digests import digest_samples
 from ssse.problem.view import ModelView
-from ssse.problem.weighted_loss import unweighted
-from ssse.rows.held import HeldRows, StackedRows
-from ssse.rows.kinds import Measured, margin_slope, measure, measure_held
-from ssse.rows.score_sums import ScoreSums
 from ssse.system.digests import digest_bytes, digest_named
 from ssse.system.group import current_group
-from ssse.system.memory import human_bytes, spare_memory
 
 if TYPE_CHECKING:
-    from ssse.evaluation.outputs import Model
-    from ssse.evaluation.scan import Scan
-    from ssse.evaluation.splits import SplitData
-
-
-@dataclass(frozen=True)
-class _Request:
-    """The samples to forget, seen at the θ* that the curvature belongs to."""
-
-    problem: Problem
-    curvature: Curvature
-    samples: Samples
-
-    def rows(self) -> Iterator[HeldRows]:
-        """Their rows, computed anew; for conjugate gradients they are not formed."""
-        for rows, _ in self._measured(Stages()):
-            yield rows
-
-    def measured(self, stages: Stages) -> tuple[StackedRows, Tensor, float, ScoreSums | None]:
-        """All rows, Σ∇ℓ, Σℓ, and what goes from the sums that are kept of a linear model."""
-        parts, sums = zip(*self._measured(stages), strict=True)
-        scores = [part.scores for part in sums if part.scores is not None]
-        return StackedRows(list(parts)), *self._summed(sums), sum(scores, ScoreSums()) if scores else None
-
-    def slope(self, stages: Stages) -> tuple[Tensor, float]:
-        """Σ∇ℓ and Σℓ alone."""
-        empirical = replace(self.curvature.kind, name="empirical")
-        return self._summed([measure(self.problem, empirical, batch) for batch in stages.each(self.samples.batches)])
-
-    def push(self, stages: Stages) -> Tensor:
-        """Σ∇φ of all margins."""
-        return torch.stack([margin_slope(self.problem, batch) for batch in stages.each(self.samples.batches)]).sum(0)
-
-    def check_memory(self) -> None:
-        """Whether the rows of all samples can be held at once; of a linear model they are small."""
-        at, curvature, count = self.problem, self.curvature, self.samples.count
-        if at.linear is not None or curvature.structure.reads_data:
-            return
-        per_sample = curvature.kind.rows_per_sample(at.loss, at.outputs)
-        needed = 2 * count * per_sample * at.layout.dim * (torch.finfo(at.dtype).bits // 8)
-        budget = spare_memory(at.device)
-        if needed > budget:
-            raise DoesNotFit(
-                f"The rows of {count} samples need {human_bytes(needed)}, of {human_bytes(budget)} that are free. "
-                "Erase in smaller groups with policy='joint', which gives the same model, or use matrix_free."
-            )
-
-    def missing(self) -> int:
-        """Samples that the curvature does not know, where it knows its samples."""
-        structure = self.curvature.structure
-        if not isinstance(structure, LowRankStructure) or self.curvature.kind.per_batch > 1:
-            return 0
-        batches = self.samples.batches
-        digests = [torch.from_numpy(digest_samples(batch, structure.salt).view(np.int64)) for batch in batches]
-        return structure.count_missing(torch.cat(digests))
-
-    def _summed(self, sums: Iterable[Measured]) -> tuple[Tensor, float]:
-        gradient = torch.stack([part.gradient for part in sums]).sum(0, dtype=torch.float64)
-        return gradient.to(self.problem.dtype), sum(part.loss for part in sums)
-
-    def _measured(self, stages: Stages) -> Iterator[tuple[HeldRows, Measured]]:
-        structure = self.curvature.structure
-        salt = structure.salt if isinstance(structure, LowRankStructure) else None
-        for batch in stages.each(self.samples.batches):
-            if structure.reads_data:
-                part = measure(self.problem, self.curvature.kind, batch)
-                yield part.rows, part  # type: ignore[misc]  # as they are: only multiplied with
-            else:
-                yield measure_held(self.problem, self.curvature.kind, batch, salt)
-
-
-@dataclass(frozen=True)
-class Erasure:
-    """One request, answered.
-
-    Attributes:
-        model: a new module; the one passed in is untouched. step: θ̂ − θ, shape (d,).
-        direction: the step at scale 1, from the θ* of the curvature: θ̂(ε) = θ* + ε·direction.
-        diagnostics: numbers, verdict and reasons.
-    """
-
-    model: nn.Module
-    step: Tensor
-    direction: Tensor
-    diagnostics: Diagnostics
-    _pending: list[_Request] = field(repr=False)
-    _after: Curvature = field(repr=False)
-    _erased: Problem = field(repr=False)
-    _origin: Tensor = field(repr=False)  # θ*, which the scale counts from
-
-    @property
-    def reach(self) -> float:
-        """The length of the step at scale 1 over ‖θ*‖."""
-        return float(self.direction.norm() / self._origin.norm())
-
-    def at(self, scale: float) -> nn.Module:
-        """The model at another scale of this step, without solving again: θ* + ε·direction, a copy. It is not judged:
-        look at it with `scan` or `evaluate`.
-        """
-        if not math.isfinite(scale):
-            raise InvalidSetting(f"scale must be a number, not {scale!r}.")
-        return self._erased.with_theta(self._origin + scale * self.direction)
-
-    @cached_property
-    def curvature(self) -> Curvature:
-        """The curvature for the next request, from which the forgotten rows are gone.
-
-        Made when first asked for (it refactorises every block). Until then this object still refers to
-        the forgotten samples, afterwards no longer. With policy="joint" their gradients stay, summed, and
-        with leave_out=False also their rows: that is what makes the order of requests irrelevant.
-        """
-        request = self._pending[0]
-        if request.curvature.kind.per_batch > 1:
-            raise InvalidSetting(
-                "Rows of mini-batches mix samples, so the forgotten ones cannot leave this curvature. Fit a new one "
-                "on the data that remains, or fit with rows_per_batch=1."
-            )
-        joint, after = self._after.joint, self._after
-        if joint is None or joint.leave_out:  # else the update over D needs D's curvature as it is
-            ridge = request.curvature.ridge_without(request.samples.count)
-            after = replace(after, structure=request.curvature.structure.remove(request.rows(), ridge))
-        self._pending.clear()
-        return after
-
-    def scan(
-        self,
-        splits: SplitData,
-        *,
-        scales: float | Iterable[float] | None = None,
-        retrained: Model | None = None,
-        progress: bool = True,
-    ) -> Scan:
-        """Measure the model at other scales of this step, without solving again: `ssse.scan` from θ* along `direction`.
-
-        Args: splits, retrained: as in `ssse.scan`. scales: the values of ε; None: from 0.01 to 100.
-        """
-        from ssse.evaluation.scan import DEFAULT_SCALES, scan  # with scipy.stats, which erasing does not need
-
-        return scan(
-            self._erased.with_theta(self._origin),
-            self.direction,
-            unweighted(self._erased.loss),
-            splits,
-            scales=DEFAULT_SCALES if scales is None else scales,
-            retrained=retrained,
-            parameters=self._erased.layout.names,
-            label_key=self._after.label_key,
-            progress=progress,
-        )
+    pass
 
 
 def erase(
@@ -314,7 +158,7 @@ def erase_from(
             f"{held} of the samples to forget are in the probe that the curvature keeps, and would stay there. Give it "
             "another: curvature.with_probe(…)."
         )
-    request = _Request(_at_origin(problem, curvature), curvature, samples)
+    request = Request(at_origin(problem, curvature), curvature, samples)
     if leave_out:
         request.check_memory()
     if data is not None:
@@ -418,16 +262,11 @@ def erase_from(
         diagnostics = replace(diagnostics, probe_worse=bool(worse) or "probe" in broken)
     if broken:
         diagnostics = diagnostics.overriding(broken)
-    after = _curvature_after(curvature, erased_problem, samples.count, removed, origin, leave_out, policy)
+    after = curvature_after(curvature, erased_problem, samples.count, removed, origin, leave_out, policy)
     doubted = curvature.doubted or diagnostics.verdict != "ok"
-    after = replace(after, doubted=doubted, **_scores_after(curvature, remaining, trust, policy))
+    after = replace(after, doubted=doubted, **scores_after(curvature, remaining, trust, policy))
     request = replace(request, curvature=curvature)
     return Erasure(erased, step, solved.solution, diagnostics, [request], after, erased_problem, origin)
-
-
-def _at_origin(problem: Problem, curvature: Curvature) -> Problem:
-    """Where the rows of the curvature are: at the model's θ, or where its joint stream began."""
-    return problem if curvature.joint is None else problem.moved(curvature.joint.theta)
 
 
 def _digests_of(samples: Samples) -> dict[str, str]:
@@ -461,29 +300,6 @@ def _refuse_lost(diagnostics: Diagnostics, problem: Problem, theta: Tensor, step
         )
 
 
-def _curvature_after(
-    curvature: Curvature,
-    erased: Problem,
-    k: int,
-    removed: Tensor,
-    origin: Tensor,
-    leave_out: bool,
-    policy: str,
-) -> Curvature:
-    """All of the next curvature but its structure, which is made when asked for."""
-    joint = policy == "joint"
-    return replace(
-        curvature,
-        layout=erased.layout,  # of an earlier version's fit the names may have been those in a wrapper
-        fingerprint=Fingerprint.of(erased),  # the rest too: of tied weights a second name moves with θ
-        n=curvature.n - k,
-        erased=curvature.erased + k,
-        gradient=curvature.gradient if joint else None,
-        mean_loss=None,
-        joint=JointState(origin, removed, leave_out, samples_at_origin(curvature)) if joint else None,
-    )
-
-
 def _margin_error(before: Problem, after: Problem, batches: list[Batch], u: Tensor) -> float | None:
     """On S, of a network; a model linear in θ is its tangent."""
     if before.linear is not None:
@@ -500,13 +316,6 @@ def _residual_step(curvature: Curvature, step: Tensor) -> float | None:
         return None
     left = curvature.structure.rough_solve(gradient_sum(curvature).to(step.dtype))
     return float(left.norm() / step.norm().clamp_min(torch.finfo(step.dtype).tiny))
-
-
-def _scores_after(curvature: Curvature, remaining: ScoreSums | None, trust: Trust, policy: str) -> dict[str, Any]:
-    """The sums for the next request: a joint stream goes on from the θ that it began at."""
-    if policy == "joint":
-        return {"scores": remaining}
-    return {"scores": trust.after, "strain": curvature.strain + (trust.strain or 0.0)}
 
 
 def _mean_loss(problem: Problem, batches: list[Batch]) -> float:

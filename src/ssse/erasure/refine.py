@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from ssse.curvature.conjugate_gradients import dot
-from ssse.curvature.curvature import Curvature, part_note
+from ssse.curvature.curvature import Curvature
 from ssse.curvature.fit import bind_data
 from ssse.curvature.matrix_free import MatrixFreeStructure
+from ssse.curvature.settings import part_note
 from ssse.erasure.descent import Descent, Ending, Point, descend
 from ssse.erasure.directions import Newton, QuasiNewton
 from ssse.erasure.request import check_form, matching_loss, matching_view

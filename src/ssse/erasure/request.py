@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ssse.curvature.curvature import Curvature, check_scale
+from ssse.curvature.curvature import Curvature
+from ssse.curvature.settings import check_scale
 from ssse.erasure.policy import check_policy
 from ssse.errors import InvalidData, InvalidSetting, ModelMismatch
 from ssse.problem.batches import Batch, check_repeatable, read_batch, regroup

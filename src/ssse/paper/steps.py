@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from ssse.erasure.erase import Erasure
 from ssse.erasure.erase import erase as erase_or_refuse
+from ssse.erasure.outcome import Erasure
 from ssse.verdict import BOUNDS
 
 erase: Callable[..., Erasure] = partial(erase_or_refuse, override=BOUNDS)
