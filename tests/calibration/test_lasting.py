@@ -75,10 +75,10 @@ def test_it_is_the_step_of_that_length_and_the_librarys_repair():
     done = erased(lengths=[0.3], epochs=1, learning_rate=0.05)
     forget = networks.part(networks.forgotten())
     step = ssse.erase(
-        networks.original(), curvature(), "cross_entropy", forget, scale=1.0, evenly=True, override=["step"],
+        networks.original(), curvature(), "cross_entropy", forget, scale=1.0, push=0.0, override=["step"],
         progress=False,
     )  # fmt: skip
-    assert done.step.evenly
+    assert done.step.push == 0
     assert done.scale == pytest.approx(0.3 / step.reach)
     assert done.step.solve_residual == step.diagnostics.solve_residual
     start, retained = step.at(done.scale), networks.part(networks.retained())
@@ -307,7 +307,7 @@ def test_a_repair_that_diverges_at_one_length_is_not_kept(monkeypatch):
 
     step = ssse.erase(
         networks.original(), curvature(), "cross_entropy", networks.part(networks.forgotten()), scale=1.0,
-        evenly=True, override=["step"], progress=False,
+        push=0.0, override=["step"], progress=False,
     )  # fmt: skip
     limit = float((step.at(0.25 / step.reach).get_parameter("6.weight") - start).detach().norm())
     monkeypatch.setattr(Trainee, "train", train)

@@ -243,8 +243,8 @@ def test_ours_is_what_erase_and_repair_does():
         progress=False,
     )  # fmt: skip
     directions = {
-        methods.evenly(case.words, times): ssse.erase(
-            case.original, curvature.with_damping(times * 0.01), LOSS, case.forget, scale=1.0, evenly=True,
+        methods.pushed(case.words, times): ssse.erase(
+            case.original, curvature.with_damping(times * 0.01), LOSS, case.forget, scale=1.0, push=0.0,
             override=ssse.BOUNDS, progress=False,
         ).direction
         for times in DAMPINGS

@@ -51,7 +51,8 @@ def test_layers_that_have_no_projection_are_named():
         projected_rows(model, torch.randn(3, 1, 8, 8).double(), torch.arange(3), Projection.of(model))
 
 
-def test_without_loss_it_is_the_step_of_erase():
+@pytest.mark.parametrize("push", [None, 0.0, 0.5])
+def test_without_loss_it_is_the_step_of_erase(push):
     model, x, y = network()
     kernel = ProjectedKernel.fit(model, x, y, Projection.of(model, side=10**6))
     curvature = ssse.Curvature.fit(
@@ -59,9 +60,10 @@ def test_without_loss_it_is_the_step_of_erase():
     )
     forget = torch.arange(0, 60, 7)
     erasure = ssse.erase(
-        model, curvature, "cross_entropy", [(x[forget], y[forget])], override=ssse.BOUNDS, progress=False
-    )
-    ours = kernel.direction(forget, decay=0.05, damping=0.05)
+        model, curvature, "cross_entropy", [(x[forget], y[forget])], scale=1.0, push=push, override=ssse.BOUNDS,
+        progress=False,
+    )  # fmt: skip
+    ours = kernel.direction(forget, decay=0.05, damping=0.05, push=1.0 if push is None else push)
     assert float((ours - erasure.direction).norm() / erasure.direction.norm()) < 1e-8
 
 

@@ -116,7 +116,7 @@ def test_the_study(tmp_path, monkeypatch):
     again = {name: study.numbers(Block(name, 0)) for name in LOOKED_AT}
     assert again == json.loads(json.dumps(answers))
     directions, told = study.steps(0)
-    wanted = {methods.evenly(removal.words, times) for removal in study.ground.removals for times in DAMPINGS}
+    wanted = {methods.pushed(removal.words, times) for removal in study.ground.removals for times in DAMPINGS}
     wanted |= {removal.words for removal in study.ground.removals}
     assert set(directions) == set(told["requests"]) == wanted
     assert all(told["requests"][words]["residual"] < 1e-6 for words in directions)

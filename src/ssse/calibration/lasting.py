@@ -15,13 +15,14 @@ from typing import Any, Literal
 
 from torch import nn
 
-from ssse.calibration.lengths import DAMPINGS, LENGTHS, LOOKED_AT, START, Seen, Splits, Trial, search_lengths
+from ssse.calibration.lengths import DAMPINGS, LENGTHS, LOOKED_AT, PUSH, START, Seen, Splits, Trial, search_lengths
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.diagnostics import Diagnostics
 from ssse.erasure.erase import erase
 from ssse.erasure.health import NOISE
 from ssse.erasure.repair import repair_training
 from ssse.erasure.request import matching_loss
+from ssse.erasure.solving import check_power
 from ssse.errors import InvalidSetting
 from ssse.problem.loaders import Data
 from ssse.problem.losses import LossLike
@@ -97,6 +98,7 @@ def erase_and_repair(
     lengths: Sequence[float] = LENGTHS,
     start: float = START,
     dampings: Sequence[float] = DAMPINGS,
+    push: float = PUSH,
     epochs: int | None = None,
     learning_rate: float | None = None,
     seed: int = 0,
@@ -108,7 +110,7 @@ def erase_and_repair(
         done = ssse.erase_and_repair(model, curvature, "cross_entropy", forget, retained=rest, held_out=validation,
                                      training=ssse.Training(epochs=40, learning_rate=0.4))
 
-    The direction is that of `ssse.erase(evenly=True)`. Lengths are tried from `start` on, longer ones where S stands
+    The direction is that of `ssse.erase(push=push)`. Lengths are tried from `start` on, longer ones where S stands
     out from held-out samples of its kind by more than the model suffers and shorter ones elsewhere, each repaired as
     `ssse.repair` does, until the shortfall no longer falls; then the same for the next of the dampings, from the best
     length on, and one length more beside the best. What has the smallest shortfall is kept. Needs S, what stays and a
@@ -122,6 +124,8 @@ def erase_and_repair(
         training: how the model was trained; epochs, learning_rate: of each repair, as in `ssse.repair`.
         lengths: of the step over ‖θ‖ that may be tried. start: the first of them.
         dampings: of the direction, times the curvature's; (1,) looks along one direction alone.
+        push: the power of 1−p that each margin of S is pushed by; 0: all alike. Where a network knows most samples that
+            it never saw, 0.5 leaves S with a confidence nearer to theirs.
 
     Raises:
         Refused: there is no direction to go, or not one of this model. InvalidData: S is among the retained or the
@@ -130,6 +134,7 @@ def erase_and_repair(
     """
     started = time.perf_counter()
     tried, softer = _check_lengths(lengths, start), _check_dampings(dampings)
+    check_power(push)
     own = {"epochs": epochs, "learning_rate": learning_rate}
     repair_training(training, 1, **own)  # what is wrong with them is said before anything is computed
     loss = matching_loss(curvature, loss_fn)
@@ -139,7 +144,7 @@ def erase_and_repair(
             f"{loss.name}. Use ssse.erase with a scale of your own, then ssse.repair."
         )
     # Its direction alone: how far to go, and what that does to samples that should keep working, is looked at below.
-    erasures, even = [], curvature.linear is None
+    erasures = []
     for times in softer:
         damped = curvature if times == 1 else curvature.with_damping(times * curvature.damping)
         erasures.append(
@@ -149,7 +154,7 @@ def erase_and_repair(
                 loss_fn,
                 forget,
                 scale=LOOKED_AT,
-                evenly=even,
+                push=push if curvature.linear is None else None,
                 override=("step", "probe"),
                 progress=progress,
             )

@@ -24,12 +24,13 @@ from ssse.system.progress import bar, say
 
 T = TypeVar("T")
 
-# Of the step over ‖θ‖. Measured on CIFAR-10, of steps that push margins evenly: a network of 19,000 parameters forgets
-# half a class, or a tenth of its data, at 0.2 to 0.3.
+# Of the step over ‖θ‖. Measured on CIFAR-10, of steps that push all margins alike: a network of 19,000 parameters
+# forgets half a class, or a tenth of its data, at 0.1 to 0.3, ResNet-20 at 0.4 to 0.6.
 LENGTHS = (0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4, 0.56, 0.8)
 START = 0.2
 LOOKED_AT = 1e-4  # the scale at which a direction is found: at 1 a deep network overflows
-DAMPINGS = (1.0,)  # times the curvature's: of steps that push evenly a softer one was no better
+DAMPINGS = (1.0,)  # times the curvature's: of steps that push all alike a softer one was no better
+PUSH = 0.0  # the power of 1−p that a margin of S is pushed by
 LOOKED = 5_000  # of the retained samples, at which the health of the model is judged
 
 

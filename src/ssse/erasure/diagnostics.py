@@ -54,7 +54,7 @@ class Diagnostics(Assessment):
         solve_residual: ‖b − Mu‖/‖b‖ of the system that the step u solves, measured with products in float64 (of
             conjugate gradients in the model's precision) before u is rounded to the model's precision; None where M is
             not at hand to multiply with ("recurrence").
-        evenly: whether the step pushes every margin of S alike (`evenly=`), whatever its loss.
+        push: the power of 1−p that the step pushes the margins of S by (`push=`); None: along the gradient.
         reweight_rounds: Newton's steps on the linearised problem that were taken (`reweight=`); 0 is the one step.
         reweight_gradient: what they left of the gradient of that problem, over what it was at θ*; None without them.
         margin_error: of a network, ‖φ(θ̂) − φ(θ*) − ∇φ·u‖/‖∇φ·u‖ over the margins φ of S (`ssse.erasure.tangent`): by
@@ -83,7 +83,7 @@ class Diagnostics(Assessment):
     rounding: float | None = None
     statistics: bool = False
     solve_residual: float | None = None
-    evenly: bool = False
+    push: float | None = None
     reweight_rounds: int = 0
     reweight_gradient: float | None = None
     margin_error: float | None = None
@@ -124,10 +124,10 @@ class Diagnostics(Assessment):
 def judge(measured: Diagnostics) -> list[str]:
     """Reasons for caution, in words and numbers; none if the step is one we vouch for."""
     reasons = _not_local(measured)
-    if measured.evenly:
+    if measured.push is not None:
         reasons.append(
-            "The step pushes the margins of S evenly, so far as its scale says, and nothing here tells whether that is "
-            "far enough or too far: ssse.erase_and_repair looks."
+            "The step pushes the margins of S as far as its scale says, and nothing here tells whether that is far "
+            "enough or too far: ssse.erase_and_repair looks."
         )
     if measured.statistics and (measured.relative_step or 0.0) > LARGE_STEP_OF_STATISTICS:
         reasons.append(

@@ -25,7 +25,7 @@ from ssse.erasure.refusal import refusal_of
 from ssse.erasure.request import Samples, check_settings, matching_view, read_matching
 from ssse.erasure.seen_at_origin import Request, at_origin
 from ssse.erasure.solving import (
-    check_evenly,
+    check_push,
     check_reweight,
     gradient_sum,
     refuse_impossible,
@@ -59,7 +59,7 @@ def erase(
     leave_out: bool = True,
     residual: bool = False,
     reweight: int = 0,
-    evenly: bool = False,
+    push: float | None = None,
     policy: Policy = "rebase",
     data: Data | None = None,
     probe: Data | None = None,
@@ -83,10 +83,10 @@ def erase(
         reweight: with rows="margin" of a network in structure="lowrank", at most so many of Newton's steps on the
             linearised problem of what remains, each with the weights p(1−p) at the margins that the last one left; 0:
             the one step. They need nothing but S, and a factor each.
-        evenly: of a network, push every margin φ of S alike, by −Σ∇φᵢ + kwθ in the place of g_S. Of a network that
-            knows S by heart ∇ℓ is next to nothing on most of it, and a long step along g_S moves the few samples that
-            it knows least. How far to go the step does not tell: a scale has to be given, and the verdict is "caution".
-            `ssse.erase_and_repair` chooses one.
+        push: of a network, −Σ(1−pᵢ)^push ∇φᵢ + kwθ in the place of g_S, which is that of 1 where ℓ is logistic in a
+            margin φ; at 0 every margin of S is pushed alike. Of a network that knows S by heart 1−p is next to nothing
+            on most of it, and a long step along g_S moves the few samples that it knows least. How far to go the step
+            does not tell: a scale has to be given, and the verdict is "caution". `ssse.erase_and_repair` chooses one.
         policy: for streams of requests. "rebase": the erased model becomes the new θ*; of the old one
             only what the curvature holds remains. "joint": θ* and the sum of removed gradients are kept, so any
             order and grouping of the same requests gives the same model (at the scale of the last).
@@ -112,7 +112,7 @@ def erase(
     with showing(progress) as stages:
         erasure = erase_from(
             view, curvature, loss_fn, forget,
-            scale=scale, leave_out=leave_out, residual=residual, reweight=reweight, evenly=evenly, policy=policy,
+            scale=scale, leave_out=leave_out, residual=residual, reweight=reweight, push=push, policy=policy,
             data=data, probe=probe, override=override, stages=stages,
         )  # fmt: skip
     return replace(erasure, diagnostics=replace(erasure.diagnostics, seconds=time.perf_counter() - started))
@@ -128,7 +128,7 @@ def erase_from(
     leave_out: bool = True,
     residual: bool = False,
     reweight: int = 0,
-    evenly: bool = False,
+    push: float | None = None,
     policy: Policy = "rebase",
     data: Data | None = None,
     probe: Data | None = None,
@@ -141,11 +141,11 @@ def erase_from(
     with group.together():
         overridden = check_override(override)
         check_reweight(curvature, reweight, leave_out, scale)
-        if evenly:
-            check_evenly(curvature, scale, residual=residual, reweight=reweight, policy=policy)
+        if push is not None:
+            check_push(push, curvature, scale, residual=residual, reweight=reweight, policy=policy)
         scale = check_settings(curvature, scale=scale, leave_out=leave_out, residual=residual, policy=policy)
         problem, samples = read_matching(view, curvature, loss_fn, forget)
-    settings = (scale, leave_out, residual, reweight, evenly, policy, sorted(override))
+    settings = (scale, leave_out, residual, reweight, push, policy, sorted(override))
     group.agree(
         lambda: {
             "request": digest_named(_digests_of(samples)),
@@ -172,8 +172,8 @@ def erase_from(
     slope, gradient = gradient, gradient + samples.count * curvature.weight_decay * origin
     removed = gradient if curvature.joint is None else gradient + curvature.joint.removed_gradient
     right = removed - gradient_sum(curvature) if residual else removed
-    if evenly:
-        right = samples.count * curvature.weight_decay * origin - request.push(stages)
+    if push is not None:
+        right = samples.count * curvature.weight_decay * origin - request.push(stages, push)
     stages.begin("solving")
     missing = 0 if leave_out else request.missing()
     solved = solve_request(curvature, right, rows, samples.count, missing, stages, reweight)
@@ -190,7 +190,7 @@ def erase_from(
         damping=curvature.damping,
         leave_out=leave_out,
         residual=residual,
-        evenly=evenly,
+        push=push,
         policy=policy,
         gradient_norm=None if curvature.gradient is None else float(curvature.gradient.norm()),
         forget_gradient_norm=float(gradient.norm()),

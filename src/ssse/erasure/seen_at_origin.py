@@ -50,9 +50,10 @@ class Request:
         empirical = replace(self.curvature.kind, name="empirical")
         return self._summed([measure(self.problem, empirical, batch) for batch in stages.each(self.samples.batches)])
 
-    def push(self, stages: Stages) -> Tensor:
-        """Σ∇φ of all margins."""
-        return torch.stack([margin_slope(self.problem, batch) for batch in stages.each(self.samples.batches)]).sum(0)
+    def push(self, stages: Stages, power: float) -> Tensor:
+        """Σ(1−p)^power ∇φ of all margins."""
+        parts = [margin_slope(self.problem, batch, power) for batch in stages.each(self.samples.batches)]
+        return torch.stack(parts).sum(0)
 
     def check_memory(self) -> None:
         """Whether the rows of all samples can be held at once; of a linear model they are small."""

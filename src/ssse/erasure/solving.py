@@ -52,19 +52,27 @@ def check_reweight(curvature: Curvature, rounds: int, leave_out: bool, scale: fl
         check_reweighting(curvature.structure)
 
 
-def check_evenly(curvature: Curvature, scale: float | None, *, residual: bool, reweight: int, policy: str) -> None:
+def check_push(
+    push: float, curvature: Curvature, scale: float | None, *, residual: bool, reweight: int, policy: str
+) -> None:
+    check_power(push)
     if curvature.linear is not None:
         raise InvalidSetting(
-            "evenly=True is for networks, which know samples by heart; the step of a model linear in θ is Newton's as "
-            "it is. Leave it out."
+            "push= is for networks, which know samples by heart; the step of a model linear in θ is Newton's as it is. "
+            "Leave it out."
         )
     if residual or reweight or policy != "rebase":
-        raise InvalidSetting("evenly=True has a right-hand side of its own: leave out residual, reweight and policy.")
+        raise InvalidSetting("push= has a right-hand side of its own: leave out residual, reweight and policy.")
     if scale is None:
         raise InvalidSetting(
-            "A step that pushes the margins of S evenly does not tell how far to go: pass a scale, or let "
+            "A step that pushes the margins of S does not tell how far to go: pass a scale, or let "
             "ssse.erase_and_repair choose one."
         )
+
+
+def check_power(push: float) -> None:
+    if isinstance(push, bool) or not isinstance(push, (int, float)) or not 0 <= push <= 1:
+        raise InvalidSetting(f"push is a power of 1−p, a number from 0 (all alike) to 1 (the gradient), not {push!r}.")
 
 
 def gradient_sum(curvature: Curvature) -> Tensor:

@@ -128,15 +128,16 @@ def measure(problem: Problem, kind: RowKind, batch: Batch) -> Measured:
     return Measured(rows, total, gradient, len(y), scores)
 
 
-def margin_slope(problem: Problem, batch: Batch) -> Tensor:
-    """Σ v∇φ over all margins of one batch, v how often each counts: one backward pass."""
+def margin_slope(problem: Problem, batch: Batch, power: float = 0.0) -> Tensor:
+    """Σ v(1−p)^power ∇φ over all margins of one batch, v how often each counts, p = σ(φ): one backward pass."""
     x, y = batch
     problem.loss.margins(problem.outputs)  # raises where it has none
     z, features = problem.forward(x)
     margins = problem.loss.margin(z, y)
     rows = _make_rows(problem, x, features, cores_of_parts(margins.direction))
     counts = torch.ones_like(margins.phi) if margins.weight is None else margins.weight
-    return rows.transposed_times(torch.where(torch.isfinite(margins.phi), counts, 0.0).reshape(-1))
+    pushes = counts * (-margins.phi).sigmoid() ** power
+    return rows.transposed_times(torch.where(torch.isfinite(margins.phi), pushes, 0.0).reshape(-1))
 
 
 def measure_held(problem: Problem, kind: RowKind, batch: Batch, salt: bytes | None = None) -> tuple[HeldRows, Measured]:

@@ -226,8 +226,8 @@ def _confidence(numbers: Numbers) -> Finding | None:
         "AUC of the attack: " + "; ".join(texts) + ".",
         "Tables",
         of_all(near),
-        "An even push lowers the margins of samples that any network knows as well, and the repair does not raise them "
-        "all the way: a trace of what was forgotten."
+        "The push lowers the margins of samples that any network knows as well, and the repair does not raise them all "
+        "the way: a trace of what was forgotten."
         if under
         else "",
     )

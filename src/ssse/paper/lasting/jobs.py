@@ -23,7 +23,7 @@ from ssse.paper.cache import key_of
 from ssse.paper.lasting import case as cases
 from ssse.paper.lasting import lanes, methods, plans, projected, repairs
 from ssse.paper.lasting.case import PASS, Case, Numbers
-from ssse.paper.lasting.methods import evenly
+from ssse.paper.lasting.methods import pushed
 from ssse.paper.lasting.networks import LOSS, Form, Ground, Twins, prepare, train_twins
 from ssse.paper.lasting.plans import OPPONENTS, Opponent
 from ssse.paper.lasting.projected import ProjectedKernel, Projection
@@ -39,7 +39,7 @@ OURS, ALONE, NOTHING, RETRAINED, PAPER, ASCENT = "lasting", "stepped", "nothing"
 OWN = (OURS, NOTHING, ALONE, RETRAINED)  # without these there is nothing to be told
 
 Rows = Literal["margin", "empirical"]
-# Times the damping, and whether margins are pushed evenly: the one step, and the directions that ours may take.
+# Times the damping, and whether margins are pushed: the one step, and the directions that ours may take.
 WAYS = ((1.0, False), *((times, True) for times in DAMPINGS))
 
 
@@ -108,15 +108,15 @@ class Study:
         """The requests that the others answer: all, or the first of each share."""
         return [case for case in self.cases[seed] if case.followed or self.form.opponents_of_all_requests]
 
-    def directed(self, seed: int, even: bool) -> list[Case]:
-        """Ours goes along an even direction, for every request."""
-        return self.cases[seed] if even else self.asked(seed)
+    def directed(self, seed: int, push: bool) -> list[Case]:
+        """Ours goes along a push of the margins, for every request."""
+        return self.cases[seed] if push else self.asked(seed)
 
     def steps(self, seed: int, rows: Rows = "margin") -> tuple[dict[str, Tensor], Numbers]:
         """The direction of the requests that are `asked`, at ε = 1; and of the fit and each request its seconds and its
         residual.
 
-        Of margin rows also the directions that ours may take, of every request, as `methods.evenly` names them.
+        Of margin rows also the directions that ours may take, of every request, as `methods.pushed` names them.
         """
         key, cache = self.step_key(seed, rows), self.settings.cache
         solver = self._solve_projected if self.form.projected else self._solve
@@ -186,24 +186,24 @@ class Study:
                 device,
             )
             directions = {}
-            for times, even in WAYS if rows == "margin" else WAYS[:1]:
+            for times, push in WAYS if rows == "margin" else WAYS[:1]:
                 damped = curvature if times == 1 else curvature.with_damping(times * curvature.damping)
-                for case in self.directed(twins.seed, even):
+                for case in self.directed(twins.seed, push):
                     erasure, seconds = timed(
-                        lambda case=case, damped=damped, even=even: erase(
+                        lambda case=case, damped=damped, push=push: erase(
                             original,
                             damped,
                             LOSS,
                             case.forget,
                             scale=LOOKED_AT,
                             leave_out=rows == "margin",
-                            evenly=even,
+                            push=self.form.push if push else None,
                             override=BOUNDS,  # its direction alone: how far to go is what is studied
                             progress=False,
                         ),
                         device,
                     )
-                    measured, name = erasure.diagnostics, evenly(case.words, times) if even else case.words
+                    measured, name = erasure.diagnostics, pushed(case.words, times) if push else case.words
                     told["requests"][name] = {
                         "seconds": seconds,
                         "residual": measured.solve_residual,
@@ -227,14 +227,14 @@ class Study:
                 ),
                 device,
             )
-            for times, even, case in ((*way, case) for way in WAYS for case in self.directed(twins.seed, way[1])):
+            for times, push, case in ((*way, case) for way in WAYS for case in self.directed(twins.seed, way[1])):
                 direction, seconds = timed(
-                    lambda times=times, even=even, case=case: kernel.direction(
-                        case.removal.forget.to(device), decay, times * decay, even
+                    lambda times=times, push=push, case=case: kernel.direction(
+                        case.removal.forget.to(device), decay, times * decay, self.form.push if push else 1.0
                     ),
                     device,
                 )
-                name = evenly(case.words, times) if even else case.words
+                name = pushed(case.words, times) if push else case.words
                 told["requests"][name] = {
                     "seconds": seconds,
                     "residual": None,  # of the system with the true kernel, which nobody has
@@ -247,7 +247,8 @@ class Study:
     def base(self, seed: int) -> Sequence[Any]:
         """What every number depends on."""
         parts = [part for removal in self.ground.removals for part in removal.parts]
-        return [self.ground.digest, str(self.form.recipe), self.form.lengths, seed, self.ground.x.device.type, *parts]
+        form, ground = self.form, self.ground
+        return [ground.digest, str(form.recipe), form.lengths, form.push, seed, ground.x.device.type, *parts]
 
 
 SHADOWED = ("labels", "salun")  # opponents that U-LiRA looks at as well

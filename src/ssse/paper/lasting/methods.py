@@ -26,9 +26,9 @@ Directions = Mapping[str, Tensor]
 Repaired = tuple[nn.Module | None, list[float]]
 
 
-def evenly(words: str, times: float) -> str:
-    """The name of a request's direction that pushes all margins alike, with so many times the training's damping."""
-    return f"{words}, evenly" if times == 1 else f"{words}, evenly, λ × {times:g}"
+def pushed(words: str, times: float) -> str:
+    """The name of a request's direction that pushes its margins, with so many times the training's damping."""
+    return f"{words}, pushed" if times == 1 else f"{words}, pushed, λ × {times:g}"
 
 
 def nothing(cases: Sequence[Case]) -> list[Numbers]:
@@ -65,7 +65,7 @@ def lasting(cases: Sequence[Case], directions: Directions, follow: bool = True) 
     walks = [
         Walk(
             case,
-            {times: Direction(case.original, directions[evenly(case.words, times)]) for times in DAMPINGS},
+            {times: Direction(case.original, directions[pushed(case.words, times)]) for times in DAMPINGS},
             case.ground.form.lengths,
             START,
         )

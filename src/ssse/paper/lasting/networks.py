@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from ssse.calibration.lengths import LENGTHS
+from ssse.calibration.lengths import LENGTHS, PUSH
 from ssse.paper import resnet, training
 from ssse.paper.cache import key_of
 from ssse.paper.data.images import Images, digits_as_images, load_cifar10
@@ -32,8 +32,9 @@ class Form:
         classes: how many of the first are removed. rates: shares of a class that go. share: removed at random.
         seeds: networks are trained with 0, 1, … shadows: seeds beyond those, for U-LiRA; on a GPU alone.
         noise: share of all labels that are drawn at random, where the images alone leave nothing to remember.
-        lengths: of our step, that are tried. opponents_of_all_seeds: or of the first alone.
-        opponents_of_all_requests: or of the first of each share. opponents: none, where it is False.
+        lengths: of our step, that are tried. push: the power of 1−p by which it pushes.
+        opponents_of_all_seeds: or of the first alone. opponents_of_all_requests: or of the first of each share.
+        opponents: none, where it is False.
         projected: whether the kernel is of projected gradients, because the rows fit no memory.
     """
 
@@ -48,6 +49,7 @@ class Form:
     shadows: int = 0
     noise: float = 0.0
     lengths: tuple[float, ...] = LENGTHS
+    push: float = PUSH
     opponents_of_all_seeds: bool = True
     opponents_of_all_requests: bool = True
     projected: bool = False

@@ -150,12 +150,12 @@ class ProjectedKernel:
         theta = torch.cat([p.detach().flatten() for p in model.parameters()]).double()
         return cls(model, x, y, rows, phi, along, theta)
 
-    def direction(self, forget: Tensor, decay: float, damping: float, evenly: bool = False) -> Tensor:
-        """M₋S⁻¹ (g_S + k·w·θ), flat, with the margin rows of what stays and the damping (n−k)λ; evenly: −Σ∇φ as g_S."""
+    def direction(self, forget: Tensor, decay: float, damping: float, push: float = 1.0) -> Tensor:
+        """M₋S⁻¹ (k·w·θ − Σ(1−p)^push ∇φ), flat, with the margin rows of what stays and the damping (n−k)λ."""
         n, k = len(self.phi), len(forget)
         ridge = (n - k) * damping
         slope = torch.zeros(n, dtype=torch.float64, device=self.phi.device)
-        slope[forget] = -1.0 if evenly else -(-self.phi[forget]).sigmoid()  # g_S = Rᵀ slope
+        slope[forget] = -((-self.phi[forget]).sigmoid() ** push)  # g_S = Rᵀ slope, at push = 1
         weights = (self.phi.sigmoid() * (-self.phi).sigmoid()).sqrt()
         weights[forget] = 0
         rows = self.rows.double()

@@ -57,6 +57,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         "attacked": _attacked(answers) if shadowed else {},
         "further": _further(answers, main) if shadowed else {},
         "left_out": sorted(set(left_out)),
+        "push": form.push,
         "floors": _floors(study),
         "steps": {seed: study.steps(int(seed))[1] for seed in main},
         "training": {"epochs": recipe.epochs, "rate": recipe.rate, "batch": recipe.batch, "decay": recipe.decay},
@@ -90,13 +91,15 @@ def compose(numbers: dict[str, Any]) -> Result:
 
 
 def _notes(numbers: Mapping[str, Any]) -> list[str]:
+    push = numbers.get("push", 0.0)
     notes = [
         "Gap: the mean absolute difference in accuracy to the network that was retrained with the same seed, over D∖S, "
         "S and the test samples of the removed kind and of the others (three splits where samples go at random), in "
         "points. Held-out samples that anything was chosen by are not among the test samples.",
-        "Our step pushes every margin of S alike; how far it goes is chosen by S, held-out samples and what stays, as "
-        "ssse.erase_and_repair does. The settings of the opponents are those of a grid with the least gap to the "
-        "retrained network itself, on the first request of the kind with the first seed: more than a user could know.",
+        f"Our step pushes {'every margin of S alike' if push == 0 else f'the margins of S by (1−p)^{push:g}'}; how far "
+        "it goes is chosen by S, held-out samples and what stays, as ssse.erase_and_repair does. The settings of the "
+        "opponents are those of a grid with the least gap to the retrained network itself, on the first request of the "
+        "kind with the first seed: more than a user could know.",
         "Repair: the same for all, as ssse.repair trains; BatchNorm statistics from up to 10,000 samples of D∖S. "
         "Fine-tuning is the repair of the original. Each opponent trains for as many epochs as the repair has.",
         "Tried and dropped: margin rows of held-out samples as a guard in the curvature (no better after the repair, "
@@ -106,12 +109,12 @@ def _notes(numbers: Mapping[str, Any]) -> list[str]:
     ]
     if numbers["name"] == "medium":
         notes.append(
-            "That margins are pushed evenly, the lengths that are tried and the rate of the repair were settled with "
-            "the retrained networks of these seeds in view; the further seeds were not looked at."
+            "That all margins are pushed alike, the lengths that are tried and the rate of the repair were settled "
+            "with the retrained networks of these seeds in view; the further seeds were not looked at."
         )
     if numbers["name"] == "classes":
         notes.append(
-            "That margins are pushed evenly, the lengths that are tried and the rate of the repair were settled on "
+            "That all margins are pushed alike, the lengths that are tried and the rate of the repair were settled on "
             "airplanes and samples at random with these seeds; the other four classes were not looked at."
         )
     if numbers.get("left_out"):

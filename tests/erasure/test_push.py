@@ -1,4 +1,4 @@
-"""Steps that push every margin of S alike, against the dense float64 truth; what they refuse, and what they say."""
+"""Steps that push the margins of S, against the dense float64 truth; what they refuse, and what they say."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ def margin(z: Tensor, label: Tensor, loss: str) -> Tensor:
     return z[label] - others.logsumexp(0)
 
 
-def push(sample: problems.Sample, part: slice) -> Tensor:
-    """−Σ∇φ, sample by sample."""
+def push(sample: problems.Sample, part: slice, power: float) -> Tensor:
+    """−Σ(1−p)^power ∇φ, sample by sample."""
     total = torch.zeros_like(dense.theta(sample.model))
     for x, y in zip(sample.x[part], sample.y[part], strict=True):
         value = margin(sample.model(x[None])[0], y, sample.loss)
-        total -= dense.flat(torch.autograd.grad(value, dense.trainable(sample.model)))
+        slope = dense.flat(torch.autograd.grad(value, dense.trainable(sample.model)))
+        total -= (1 - value.detach().sigmoid()) ** power * slope
     return total
 
 
@@ -41,26 +42,28 @@ def fit(sample: problems.Sample, **options: Any) -> ssse.Curvature:
 
 
 def erase(sample: problems.Sample, curvature: ssse.Curvature, **options: Any) -> ssse.Erasure:
-    settings = {"scale": 0.1, "evenly": True, "override": ssse.BOUNDS, **options}
+    settings = {"scale": 0.1, "push": 0.0, "override": ssse.BOUNDS, **options}
     return ssse.erase(sample.model, curvature, sample.loss, sample.part(GONE), **settings)
 
 
 @pytest.mark.parametrize("structure", ["lowrank", "dense"])
 @pytest.mark.parametrize("rows", ["margin", "empirical"])
-@pytest.mark.parametrize("make", [problems.mlp, problems.conv])
-def test_the_step_is_that_of_the_dense_truth(make, rows, structure):
-    """Of what stays: M₋S⁻¹ (−Σ∇φ + kwθ), whatever the rows are."""
+@pytest.mark.parametrize(("make", "power"), [(problems.mlp, 0.0), (problems.conv, 0), (problems.mlp, 0.5)])
+def test_the_step_is_that_of_the_dense_truth(make, power, rows, structure):
+    """Of what stays: M₋S⁻¹ (−Σ(1−p)^power ∇φ + kwθ), whatever the rows are."""
     sample = make()
-    found = erase(sample, fit(sample, rows=rows, structure=structure, blocks="one"))
+    curvature = fit(sample, rows=rows, structure=structure, blocks="one")
+    found = erase(sample, curvature, push=power)
     matrix = sum_of_rows(sample, rows)
     n = len(sample.x)
     matrix += (n - K) * DAMPING * torch.eye(len(matrix), dtype=matrix.dtype)
     theta = dense.theta(sample.model)
-    wanted = torch.linalg.solve(matrix, push(sample, GONE) + K * DECAY * theta)
+    wanted = torch.linalg.solve(matrix, push(sample, GONE, power) + K * DECAY * theta)
     torch.testing.assert_close(found.direction, wanted, rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(dense.theta(found.model), theta + 0.1 * wanted, rtol=1e-7, atol=1e-9)
-    plain = erase(sample, fit(sample, rows=rows, structure=structure, blocks="one"), evenly=False)
+    plain = erase(sample, curvature, push=None)
     assert float((plain.direction - wanted).norm() / wanted.norm()) > 0.1  # another step than the one of g_S
+    torch.testing.assert_close(erase(sample, curvature, push=1).direction, plain.direction, rtol=1e-7, atol=1e-9)
 
 
 def sum_of_rows(sample: problems.Sample, rows: str) -> Tensor:
@@ -85,7 +88,7 @@ def test_attributes_and_weights_of_samples():
         structure="lowrank", progress=False,
     )  # fmt: skip
     forget = [(sample.x[GONE], sample.y[GONE], weights[GONE])]
-    found = ssse.erase(sample.model, curvature, sample.loss, forget, scale=0.1, evenly=True, override=ssse.BOUNDS)
+    found = ssse.erase(sample.model, curvature, sample.loss, forget, scale=0.1, push=0.0, override=ssse.BOUNDS)
     once = erase(sample, fit(sample))
     assert float((found.direction - once.direction).norm() / once.direction.norm()) > 1e-2
     wanted: Any = 0
@@ -108,10 +111,10 @@ def ssse_labels(batch: tuple[Tensor, Tensor, Tensor]):
 def test_it_is_never_ok_and_says_that_it_does_not_know_how_far():
     sample = problems.mlp()
     found = erase(sample, fit(sample), scale=1e-3, override=())
-    assert found.diagnostics.evenly
+    assert found.diagnostics.push == 0
     assert found.diagnostics.verdict == "caution"
-    assert any("evenly" in reason for reason in found.diagnostics.reasons)
-    assert not erase(sample, fit(sample), evenly=False).diagnostics.evenly
+    assert any("pushes the margins" in reason for reason in found.diagnostics.reasons)
+    assert erase(sample, fit(sample), push=None).diagnostics.push is None
 
 
 @pytest.mark.parametrize(
@@ -121,6 +124,10 @@ def test_it_is_never_ok_and_says_that_it_does_not_know_how_far():
         ({"residual": True}, "leave out residual, reweight and policy"),
         ({"reweight": 2}, "leave out residual, reweight and policy"),
         ({"policy": "joint"}, "leave out residual, reweight and policy"),
+        ({"push": 1.5}, "from 0 .* to 1"),
+        ({"push": -0.1}, "from 0 .* to 1"),
+        ({"push": True}, "from 0 .* to 1"),
+        ({"push": float("nan")}, "from 0 .* to 1"),
     ],
 )
 def test_what_it_does_not_go_with(options, words):
@@ -131,7 +138,7 @@ def test_what_it_does_not_go_with(options, words):
 
 def test_a_linear_model_has_newtons_step():
     sample = problems.linear("cross_entropy")
-    with refused(InvalidSetting, "evenly=True is for networks", sample.model):
+    with refused(InvalidSetting, "push= is for networks", sample.model):
         erase(sample, fit(sample))
 
 
@@ -143,4 +150,4 @@ def test_a_loss_without_margins():
     )  # fmt: skip
     forget = [(sample.x[GONE], torch.nn.functional.one_hot(sample.y).double()[GONE])]
     with refused(InvalidSetting, "logistic in a margin", sample.model):
-        ssse.erase(sample.model, curvature, "mse", forget, scale=0.1, evenly=True)
+        ssse.erase(sample.model, curvature, "mse", forget, scale=0.1, push=0.0)
