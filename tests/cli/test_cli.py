@@ -61,7 +61,7 @@ def test_the_list_names_what_each_needs():
     assert all(name in text for name in EXPERIMENTS)
     listed = json.loads(call("reproduce", "--list", "--json")[0])
     assert [entry["name"] for entry in listed] == list(EXPERIMENTS)
-    assert set(listed[0]) == {"name", "title", "paper", "data", "memory", "time", "small", "sizes"}
+    assert set(listed[0]) == {"name", "title", "paper", "data", "memory", "time", "small", "sizes", "several"}
 
 
 def test_a_run_prints_findings_targets_and_the_page(fake):

@@ -230,7 +230,7 @@ def test_forward_passes(name):
 
 SOLVERS = [  # where the package solves: what is patched, and the module that looks it up
     *((DenseStructure, name, "ssse.erasure.solving") for name in ("solve_measured", "leave_out")),
-    (DenseStructure, "remove", "ssse.erasure.erase"),
+    (DenseStructure, "remove", "ssse.erasure.outcome"),
     (ssse.Curvature, "solve", "ssse.curvature.curvature"),
     (torch.linalg, "cholesky_ex", "ssse.curvature.gram"),
     (torch.linalg, "solve_triangular", "ssse.curvature.gram"),
