@@ -17,7 +17,7 @@ from tests.support.sizes import sized
 pytestmark = pytest.mark.long
 
 MANY_ONCE, MANY_TWICE = 21, 30
-ONCE, TWICE = sized(3, MANY_ONCE), sized(2, MANY_TWICE)
+ONCE, TWICE = sized(2, MANY_ONCE), sized(2, MANY_TWICE)
 RANDOM = [
     (ONCE, ["fit", "fit again", "erase"]),
     (ONCE, ["erase lowrank", "erase joint", "erase after a fit", "erase and keep", "calibrate", "repair"]),
@@ -69,8 +69,8 @@ def test_killed_and_killed_again():
 
 def test_killed_while_it_signs_and_publishes():
     """Once all is sealed the head is still to be published, which the next command does."""
-    counts = kill(f"lines{sized(5, 1)},erase with key")["erase with key"]
-    assert counts["killed"] >= sized(6, 30)
+    counts = kill(f"lines{sized(8, 1)},erase with key")["erase with key"]
+    assert counts["killed"] >= sized(3, 30)
     assert counts["middle"] >= counts["killed"] // 2
 
 
@@ -87,7 +87,7 @@ def test_killed_while_key_and_anchor_change():
 
 def test_killed_at_lines_that_find_the_disk_changed():
     """Between two such lines nothing on the disk tells one moment from the other. In full size at each of them."""
-    every = sized(3, 1)
+    every = sized(5, 1)
     for name, counts in kill(f"lines{every},{','.join(LINES)}").items():
         assert counts["killed"] >= (8 if name == "report" else 16) // every, name
         assert counts["middle"] >= counts["killed"] - 2, name  # the first sees the seal opening, the last all done

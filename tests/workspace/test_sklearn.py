@@ -538,7 +538,7 @@ def test_damage_is_found(fitted):
 
 @pytest.mark.long
 def test_killed_at_lines_that_find_the_disk_changed():
-    every = sized(4, 1)
+    every = sized(6, 1)
     names = sized(["erase estimator"], ["fit estimator", "erase estimator", "erase estimator and keep"])
     for name, counts in kill(f"lines{every},{','.join(names)}").items():
         assert counts["killed"] >= 14 // every, name

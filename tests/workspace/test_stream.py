@@ -18,7 +18,7 @@ from tests.support.workspaces import Made, make
 
 pytestmark = pytest.mark.long
 
-MANY, FEW = sized(200, 1000), sized(30, 100)
+MANY, FEW = sized(100, 1000), sized(30, 100)
 N = MANY + 50
 OF_MANY = 1050  # beside which a few are few
 
