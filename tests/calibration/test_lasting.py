@@ -6,6 +6,7 @@ import copy
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -196,6 +197,40 @@ def test_a_model_that_the_repair_has_not_healed_is_said():
         assert len(reasons) == len(said)
         for reason, words in zip(reasons, said, strict=True):
             assert reason.startswith(f"The repair has not healed the model: {words}")
+
+
+def test_what_confidence_tells_where_accuracy_does_not_is_said():
+    """As often right, and yet apart: more confident is memory, less a trace; few samples tell nothing."""
+    trainee = Trainee.of(by_hand(), "cross_entropy", samples("012" * 20, "012" * 20))
+    for count, words in ((200, True), (2, False)):
+        forget, held_out = samples("012" * count, "012" * count, 1), samples("012" * count, "012" * count, 2)
+        splits = Splits.of(trainee, forget, held_out, 600)
+        seen = splits.look(trainee)
+        assert abs(seen.told - 0.5) < 0.5
+        for told, said in ((0.6, "more confidence"), (0.4, "less confidence"), (0.53, ""), (math.nan, "")):
+            one = replace(seen, told=told)
+            reasons = _reasons(Trial(1e-3, 0.5, 1.0, one, one, 0.0, 0.0), seen, splits, [0.5])
+            assert [said in reason for reason in reasons] == ([True] if said and words else [])
+            assert not any("60%" not in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(("push", "words"), [(0.5, "push= is for networks"), (2.0, "from 0 .* to 1")])
+def test_a_model_linear_in_theta_is_not_pushed(push, words):
+    sample = problems.linear("cross_entropy")
+    curvature = ssse.Curvature.fit(sample.model, sample.loss, sample.data, damping=1e-2, progress=False)
+    with refused(InvalidSetting, words, sample.model):
+        ssse.erase_and_repair(
+            sample.model, curvature, sample.loss, sample.part(slice(0, 4)), retained=sample.part(slice(4, None)),
+            held_out=sample.part(slice(0, 4)), push=push, progress=False,
+        )  # fmt: skip
+
+
+def test_of_a_class_of_which_nothing_stays_none_is_to_be_right():
+    retained, forget = samples("12" * 30, "12" * 30), samples("0" * 40, "0" * 40, 1)
+    done = still(retained, forget, samples("012" * 20, "012" * 20, 2))
+    assert (done.trials[0].seen.forgotten, done.trials[0].seen.expected) == (1, 0)
+    (reason,) = done.reasons
+    assert reason.startswith("S is still remembered: 100.0% of it are right, and nothing of its kind stays.")
 
 
 def test_all_right_on_both_sides_is_known_to_the_last_place():

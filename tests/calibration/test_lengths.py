@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from ssse.calibration.lengths import Seen, Splits, Trial, losses_of, shortfall, walk, walk_in_turn
+from ssse.calibration.lengths import Seen, Splits, Trial, _told, losses_of, shortfall, walk, walk_in_turn
 from ssse.errors import InvalidData
 from ssse.problem.short_training import Trainee
 from tests.support.known_networks import by_hand, samples
@@ -51,6 +53,9 @@ def test_one_way_after_the_other_from_the_best_length_on():
     tried = [(trial.damping, trial.length) for trial in trials]
     assert tried == [(1, 2), (1, 3), (1, 4), (4, 3), (4, 4), (8, 3), (8, 4)]
     assert (best.damping, best.length, best.shortfall, model) == (4.0, 4.0, 1.5, "4")
+    ways = [at(1.0, [9, 0, 2, 4]), at(4.0, [0, 0, 0, 0])]
+    (best, _), trials = walk_in_turn(ways, [1.0, 2.0, 3.0, 4.0], 2.0)
+    assert [(trial.damping, trial.length) for trial in trials] == [(1, 2)]  # nothing is better than no shortfall
 
 
 @pytest.mark.parametrize(
@@ -142,6 +147,29 @@ def test_held_out_samples_are_weighted_as_s_has_their_classes():
     assert error == pytest.approx(math.sqrt(0.25 / 4 + 0.1875 * (2 * (3 / 8) ** 2 + 4 / 16**2)))
 
 
+def test_by_how_many_pairs_s_is_told_from_held_out_samples_of_its_kind():
+    """Against scikit-learn's area under the curve, with the same weights; and its standard error on drawn samples."""
+    trainee = Trainee.of(by_hand(), "cross_entropy", samples("0011222200", "0011222201"))
+    held_out = samples("02" + "1110" + "222", "00" + "1111" + "222", 1)
+    forget = samples("00012", "00011", 3)
+    splits = Splits.of(trainee, forget, held_out, 14)
+    seen, kind = splits.look(trainee), splits.weights > 0
+    margins = []
+    for x, y in (forget[0], held_out[0]):
+        z = trainee.problem.forward(x)[0].detach()
+        others = z.scatter(1, y[:, None], -math.inf).logsumexp(1)
+        margins.append((z.gather(1, y[:, None])[:, 0] - others).numpy())
+    own, other = margins[0], margins[1][kind]
+    sides = np.concatenate([np.ones(len(own)), np.zeros(len(other))])
+    weights = np.concatenate([np.full(len(own), 1 / len(own)), splits.weights[kind]])
+    assert seen.told == pytest.approx(roc_auc_score(sides, np.concatenate([own, other]), sample_weight=weights))
+    assert _told(np.array([1.0, 2.0]), np.array([1.0, 2.0]), np.array([0.5, 0.5])) == 0.5  # ties by halves
+    drawn, even = np.random.default_rng(0), np.full(60, 1 / 60)
+    areas = [_told(drawn.normal(0.3, 1, 40), drawn.normal(0, 1, 60), even) for _ in range(2000)]
+    splits = replace(splits, forgotten=samples("0" * 40, "0" * 40), weights=even)
+    assert splits.error_told(Seen(0, 0, 0, 0, told=float(np.mean(areas)))) == pytest.approx(np.std(areas), rel=0.1)
+
+
 def test_a_class_that_leaves_is_not_asked_to_stay():
     retained = samples("00112222", "00112222")
     held_out = samples("0" * 20 + "1" * 20 + "2" * 20, "0" * 20 + "1" * 19 + "2" + "2" * 10 + "1" * 10, 1)
@@ -153,16 +181,38 @@ def test_a_class_that_leaves_is_not_asked_to_stay():
     assert seen.forgotten == 0
     assert seen.expected == 1
     assert seen.kin == 1
-    whole = Splits.of(Trainee.of(by_hand(), "cross_entropy", samples("1122", "1122")), forget, held_out, 68)
+    whole = Splits.of(Trainee.of(by_hand(), "cross_entropy", samples("1122", "1122")), forget, held_out, 64)
     assert whole.kin == []
     assert whole.look(trainee).kin is None
+    assert whole.gone
     assert whole.look(trainee).expected == 0  # nobody names a class that was never seen
+    assert whole.error(whole.look(trainee)) == 0
     assert shortfall(Seen(0.3, 0.0, 1.0, 1.0), Seen(1.0, 0.0, 1.0, 1.0)) == pytest.approx(0.1)
     half = samples("2" * 30 + "1" * 30, "0" * 30 + "1" * 30, 2)  # all that there were of class 0, and some of class 1
-    both = Splits.of(Trainee.of(by_hand(), "cross_entropy", samples("1122", "1122")), half, held_out, 68)
-    assert both.look(trainee).expected == pytest.approx(19 / 29 / 2)
+    both = Splits.of(Trainee.of(by_hand(), "cross_entropy", samples("1122", "1122")), half, held_out, 64)
+    seen = both.look(trainee)
+    assert not both.gone
+    assert seen.expected == pytest.approx(19 / 29 / 2)
+    assert both.error(seen) == pytest.approx(math.sqrt(0.25 / 60 + 19 / 29 * 10 / 29 / 29 / 4))
     everybody = Splits.of(trainee, samples("012", "012", 3), held_out, 11)
     assert everybody.look(trainee).kin is None  # all that stay are kin: as retained they are counted once
+
+
+@pytest.mark.parametrize(
+    ("left", "n", "gone"),
+    [
+        ("1122", 204, True),
+        ("01122", 205, True),  # one of two hundred, perhaps with a wrong label
+        ("00001122", 208, False),
+        ("1122", 500, False),  # a part of what stays tells nothing of the rest
+    ],
+)
+def test_a_class_is_gone_where_all_that_stays_was_given_and_next_to_nothing_of_it_is_left(left, n, gone):
+    forget, held_out = samples("0" * 200, "0" * 200, 1), samples("0" * 20 + "12", "0" * 20 + "12", 2)
+    trainee = Trainee.of(by_hand(), "cross_entropy", samples(left, left))
+    splits = Splits.of(trainee, forget, held_out, n)
+    assert splits.gone == gone
+    assert splits.look(trainee).expected == (0 if gone else pytest.approx(1))
 
 
 def test_weights_in_batches_and_probabilities_as_labels():

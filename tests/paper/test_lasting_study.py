@@ -17,6 +17,8 @@ from ssse.paper.cache import Cache
 from ssse.paper.lasting import methods, networks, run
 from ssse.paper.lasting.jobs import ALONE, ASCENT, NOTHING, OURS, OWN, PAPER, RETRAINED, Block, Study
 from ssse.paper.lasting.networks import DIGITS, Form, Twins
+from ssse.paper.reproduce import place_of
+from ssse.paper.result import Result
 from ssse.paper.settings import Settings
 from tests.support.sizes import FULL, sized
 
@@ -192,6 +194,22 @@ def test_what_there_is_no_time_for_is_left_out_and_said(tmp_path, monkeypatch):
     assert found["left_out"] == sorted({"neggrad", "labels", "salun", ASCENT, PAPER})
     assert run.measure(replace(late, minutes=60.0))["left_out"] == []
     assert any("SalUn" in note and "--minutes" in note for note in run._notes(found | {"attacked": {}}))
+
+
+def test_a_part_of_a_run_does_not_overwrite_a_whole_one(tmp_path):
+    part = Result("lasting", "", "full", False, numbers={"left_out": ["scrub"]})
+    whole = Result("lasting", "", "full", False, numbers={"left_out": []})
+    assert place_of(part, tmp_path) == place_of(whole, tmp_path) == tmp_path / "lasting"
+    (tmp_path / "lasting").mkdir()
+    stored = tmp_path / "lasting" / "results.json"
+    for left_out, name in ((["scrub"], "lasting"), ([], "lasting-part")):
+        stored.write_text(json.dumps({"form": "full", "numbers": {"left_out": left_out}}))
+        assert place_of(part, tmp_path) == tmp_path / name
+        assert place_of(whole, tmp_path) == tmp_path / "lasting"
+    small = replace(part, form="small")
+    assert place_of(small, tmp_path) == tmp_path / "lasting-small"
+    stored.write_text("{")
+    assert place_of(part, tmp_path) == tmp_path / "lasting"
 
 
 def test_the_full_form_answers_what_is_asked_of_it(monkeypatch):

@@ -31,6 +31,7 @@ from ssse.problem.short_training import Trainee, Training
 from ssse.system.group import current_group
 
 REMEMBERED = 0.05  # by which S may be better known than held-out samples before it is said
+TOLD = 0.05  # by which more or fewer pairs than half may tell S from held-out samples
 WORN = 0.03  # by which retained or held-out samples may do worse
 
 
@@ -71,7 +72,7 @@ class LastingErasure:
 
     def __str__(self) -> str:
         lines = [f"verdict: {self.verdict}", *(f"  because {reason}" for reason in self.reasons)]
-        lines.append("       λ  length   S right  held-out  retained   staying  shortfall")
+        lines.append("       λ  length   S right  expected  retained   staying      told  shortfall")
         shown = [Trial(math.nan, 0.0, 0.0, self.original, self.original, math.nan, 0.0), *self.trials]
         for trial in shown:
             step = f"{'–' if math.isnan(trial.damping) else f'{trial.damping:.2g}':>8} {trial.length:7.2f}"
@@ -81,7 +82,8 @@ class LastingErasure:
             taken = (trial.damping, trial.length) == (self.damping, self.length)
             points = "" if math.isnan(trial.shortfall) else f"{100 * trial.shortfall:10.2f}{' ←' if taken else ''}"
             seen = trial.seen
-            shares = f"{seen.forgotten:9.1%} {seen.expected:9.1%} {seen.retained:9.1%} {seen.staying:9.1%}"
+            told = (seen.forgotten, seen.expected, seen.retained, seen.staying, seen.told)
+            shares = " ".join(f"{share:9.1%}" for share in told)
             lines.append(f"{step} {shares} {points}".rstrip())
         return "\n".join(lines)
 
@@ -135,6 +137,8 @@ def erase_and_repair(
     started = time.perf_counter()
     tried, softer = _check_lengths(lengths, start), _check_dampings(dampings)
     check_power(push)
+    if curvature.linear is not None and push != PUSH:
+        raise InvalidSetting("push= is for networks; a model linear in θ goes along Newton's step. Leave it out.")
     own = {"epochs": epochs, "learning_rate": learning_rate}
     repair_training(training, 1, **own)  # what is wrong with them is said before anything is computed
     loss = matching_loss(curvature, loss_fn)
@@ -225,16 +229,21 @@ def _check_lengths(lengths: Sequence[float], start: float) -> list[float]:
 def _reasons(chosen: Trial, original: Seen, splits: Splits, lengths: Sequence[float]) -> list[str]:
     seen, reasons = chosen.seen, []
     over, limit = seen.forgotten - seen.expected, max(REMEMBERED, NOISE * splits.error(seen))
+    told, told_limit = seen.told - 0.5, max(TOLD, NOISE * splits.error_told(seen))
     if over < -limit:
         reasons.append(
             f"S stands out: {seen.forgotten:.1%} of it are right, and {seen.expected:.1%} of held-out samples of its "
             "kind. Knowing samples less than strangers is a trace of them, too; shorter lengths may leave less of one."
         )
-    if over > limit:
+    elif over > limit:
         longest = " It was the longest that was tried." if chosen.length == lengths[-1] else ""
+        kind = "nothing of its kind stays" if splits.gone else f"{seen.expected:.1%} of held-out samples of its kind"
+        reasons.append(f"S is still remembered: {seen.forgotten:.1%} of it are right, and {kind}.{longest}")
+    elif abs(told) > told_limit:
+        more, trace = ("more", "") if told > 0 else ("less", " That is a trace of it, too.")
         reasons.append(
-            f"S is still remembered: {seen.forgotten:.1%} of it are right, and {seen.expected:.1%} of held-out samples "
-            f"of its kind.{longest}"
+            f"S can be told from held-out samples of its kind: in {0.5 + abs(told):.0%} of all pairs it is known with "
+            f"{more} confidence, and half would be chance.{trace}"
         )
     for name, now, was in (
         ("retained samples", seen.retained, original.retained),

@@ -31,6 +31,7 @@ START = 0.2
 LOOKED_AT = 1e-4  # the scale at which a direction is found: at 1 a deep network overflows
 DAMPINGS = (1.0,)  # times the curvature's: of steps that push all alike a softer one was no better
 PUSH = 0.0  # the power of 1−p that a margin of S is pushed by
+NEXT_TO_NOTHING = 0.01  # of what is forgotten of a class: with no more of it left, a retrained model hardly knows it
 LOOKED = 5_000  # of the retained samples, at which the health of the model is judged
 
 
@@ -43,6 +44,8 @@ class Seen:
             D∖S holds nothing, which a model that never saw S would not name.
         retained: on a part of D∖S. staying: on held-out samples of the classes that stay.
         kin: on retained samples of the classes that S has; None where none are left, or no others.
+        told: of all pairs of one of S and one held-out sample of its kind, how often S is known with more confidence;
+            half, where nothing tells them apart.
     """
 
     forgotten: float
@@ -50,6 +53,7 @@ class Seen:
     retained: float
     staying: float
     kin: float | None = None
+    told: float = math.nan
 
 
 UNSEEN = Seen(math.nan, math.nan, math.nan, math.nan)  # of a model that is none: its repair diverged
@@ -167,6 +171,8 @@ def walk_in_turn(
     best, trials = walk(ways[0], lengths, start)
     along = ways[0]
     for attempt in ways[1:]:
+        if best[0].shortfall == 0:
+            break
         found, more = walk(attempt, lengths, best[0].length)
         trials += more
         if found[0].shortfall < best[0].shortfall:
@@ -211,13 +217,19 @@ def _on(trainee: Trainee, model: nn.Module) -> Trainee:
 
 @dataclass(frozen=True)
 class Splits:
-    """What every trial is looked at on. weights: of the held-out samples, as S has their classes, 0 of classes that are
-    gone from D∖S; stays: which classes do."""
+    """What every trial is looked at on.
+
+    Attributes:
+        weights: of the held-out samples, as S has their classes. known: of which samples D∖S has the class: all of
+            them, where the retained samples are not all of D∖S. A class of which next to nothing stays is gone.
+        stays: of which samples the class counts as one that stays.
+    """
 
     forgotten: list[Batch]
     held: list[Batch]
     retained: list[Batch]
     weights: np.ndarray
+    known: np.ndarray
     stays: np.ndarray
     kin: list[Batch]
 
@@ -225,11 +237,8 @@ class Splits:
     def of(cls, trainee: Trainee, forget: Data, held_out: Data, n: int) -> Splits:
         forgotten = trainee.read(forget, "samples to forget")
         held = trainee.read(held_out, "held-out samples")
-        labels, own, left = (
-            _classes(held),
-            _classes(forgotten),
-            _indices(label_values(trainee.samples[1])).cpu().numpy(),
-        )
+        labels, own, left = _classes(held), _classes(forgotten), _classes([trainee.samples])
+        complete, gone = len(left) >= n - len(own), []
         classes, counts = np.unique(own, return_counts=True)
         weights = np.zeros(len(labels))
         for one, count in zip(classes, counts, strict=True):
@@ -239,8 +248,9 @@ class Splits:
                     f"No held-out sample is of class {one}, of which {count:,} are to be forgotten: what they "
                     "should be like is not known. Add some to held_out."
                 )
-            if (left == one).any():
-                weights[same] = count / len(own) / same.sum()
+            weights[same] = count / len(own) / same.sum()
+            if complete and (left == one).sum() <= NEXT_TO_NOTHING * count:
+                gone.append(one)
         x, y = trainee.samples
         order = torch.randperm(trainee.count, generator=torch.Generator().manual_seed(0)).to(trainee.problem.device)
         alike = torch.isin(_indices(label_values(y))[order], torch.as_tensor(classes, device=order.device))
@@ -250,32 +260,62 @@ class Splits:
             return [without_weights(one) for one in regroup([taken], PASS)] if len(places) else []
 
         kin = order[:0] if bool(alike.all()) else order[alike]  # what all are is not counted twice
-        return cls(forgotten, held, part(order), weights, staying(labels, own, n), part(kin))
+        known = ~np.isin(labels, gone)
+        return cls(forgotten, held, part(order), weights, known, staying(labels, own, n), part(kin))
 
     def look(self, trainee: Trainee) -> Seen:
-        held = _hits(trainee, self.held)
+        (held, theirs), (own, ours) = _hits(trainee, self.held), _hits(trainee, self.forgotten)
         return Seen(
-            forgotten=float(_hits(trainee, self.forgotten).mean()),
-            expected=min(float(self.weights @ held), 1.0),  # weights may sum to the last place above one
-            retained=float(_hits(trainee, self.retained).mean()),
+            forgotten=float(own.mean()),
+            expected=min(float((self.weights * self.known) @ held), 1.0),  # weights may sum to just above one
+            retained=float(_hits(trainee, self.retained)[0].mean()),
             staying=float(held[self.stays].mean()),
-            kin=float(_hits(trainee, self.kin).mean()) if self.kin else None,
+            kin=float(_hits(trainee, self.kin)[0].mean()) if self.kin else None,
+            told=_told(ours, theirs, self.weights),
         )
 
     def error(self, seen: Seen) -> float:
         """Of forgotten − expected: standard error by the number of samples on both sides."""
-        count = sum(len(y) for _, y in self.forgotten)
-        own, other = seen.forgotten * (1 - seen.forgotten), seen.expected * (1 - seen.expected)
-        return math.sqrt(own / count + other * float((self.weights**2).sum()))
+        weights = self.weights * self.known
+        share = seen.expected / max(float(weights.sum()), 1e-300)  # right, of the held-out samples that count
+        own, other = seen.forgotten * (1 - seen.forgotten), max(share * (1 - share), 0.0)
+        return math.sqrt(own / self.count + other * float((weights**2).sum()))
+
+    def error_told(self, seen: Seen) -> float:
+        """Of `told`: Hanley and McNeil's (1982) standard error, with as many held-out samples as their weights tell."""
+        area, ours, theirs = seen.told, self.count, 1 / float((self.weights**2).sum())
+        one, other = area / (2 - area), 2 * area**2 / (1 + area)
+        spread = area * (1 - area) + (ours - 1) * (one - area**2) + (theirs - 1) * (other - area**2)
+        return math.sqrt(max(spread, 0.0) / (ours * theirs))
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing of S's kind stays."""
+        return not self.known[self.weights > 0].any()
+
+    @property
+    def count(self) -> int:
+        return sum(len(y) for _, y in self.forgotten)
 
 
 @torch.no_grad()
-def _hits(trainee: Trainee, parts: list[Batch]) -> np.ndarray:
-    right = []
+def _hits(trainee: Trainee, parts: list[Batch]) -> tuple[np.ndarray, np.ndarray]:
+    """Which samples are right, and the margins of their labels."""
+    right, margins = [], []
     for x, y in parts:
-        z = trainee.problem.forward(x)[0]
-        right.append((z.argmax(1) == _indices(label_values(y))).double())
-    return torch.cat(right).cpu().numpy()
+        z, label = trainee.problem.forward(x)[0].double(), _indices(label_values(y))
+        right.append((z.argmax(1) == label).double())
+        own = z.gather(1, label[:, None])[:, 0]
+        margins.append(own - z.scatter(1, label[:, None], -math.inf).logsumexp(1))
+    return torch.cat(right).cpu().numpy(), torch.cat(margins).cpu().numpy()
+
+
+def _told(own: np.ndarray, others: np.ndarray, weights: np.ndarray) -> float:
+    """The share of pairs in which the first is larger, equal ones by halves; the others weighted."""
+    order = np.argsort(others)
+    below = np.concatenate([[0.0], np.cumsum(weights[order])])
+    places = [np.searchsorted(others[order], own, side=side) for side in ("left", "right")]
+    return min(float(np.mean([below[place] for place in places])), 1.0)
 
 
 def _classes(parts: list[Batch]) -> np.ndarray:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,9 +44,6 @@ from ssse.problem.sample_digests import digest_samples
 from ssse.problem.view import ModelView
 from ssse.system.digests import digest_bytes, digest_named
 from ssse.system.group import current_group
-
-if TYPE_CHECKING:
-    pass
 
 
 def erase(

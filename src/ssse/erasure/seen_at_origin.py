@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,9 +20,6 @@ from ssse.rows.held import HeldRows, StackedRows
 from ssse.rows.kinds import Measured, margin_slope, measure, measure_held
 from ssse.rows.score_sums import ScoreSums
 from ssse.system.memory import human_bytes, spare_memory
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import os
 import time
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from ssse.errors import InvalidSetting
 from ssse.paper.experiments import EXPERIMENTS, Scale, Spec, find
@@ -110,15 +110,26 @@ def redraw(name: str, output: str | os.PathLike[str] = "results") -> Result:
 
 
 def place_of(result: Result, output: Path) -> Path:
-    """OUTPUT/NAME; beside it, as NAME-small, where a small form would overwrite a run at full size; or NAME-SIZE."""
+    """OUTPUT/NAME; beside it, as NAME-small, where a small form would overwrite a run at full size; or NAME-SIZE; and
+    NAME-part, where a run from which something was left out would overwrite a whole one.
+    """
     folder = output / result.experiment
     if result.form in EXPERIMENTS[result.experiment].sizes:
-        return folder.with_name(f"{folder.name}-{result.form}")
+        folder = folder.with_name(f"{folder.name}-{result.form}")
+    elif (_stored(folder).get("form"), result.form) == ("full", "small"):
+        folder = folder.with_name(f"{folder.name}-small")
+    numbers = _stored(folder).get("numbers")
+    whole = isinstance(numbers, dict) and not numbers.get("left_out")
+    return folder.with_name(f"{folder.name}-part") if whole and result.numbers.get("left_out") else folder
+
+
+def _stored(folder: Path) -> dict[str, Any]:
+    """What lies there; empty where nothing does, or it cannot be read."""
     try:
-        before = json.loads((folder / "results.json").read_text(encoding="utf-8"))["form"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return folder
-    return folder.with_name(f"{folder.name}-small") if (before, result.form) == ("full", "small") else folder
+        found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _check_several(spec: Spec, seeds: int | None, minutes: float | None) -> None:

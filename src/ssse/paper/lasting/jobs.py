@@ -98,7 +98,8 @@ class Study:
         judging = {OURS: (walk, walk_in_turn, shortfall, losses_of, Trial, Splits), ASCENT: (Splits,)}.get(
             block.method, ()
         )
-        rule = [inspect.getsource(part) for part in judging] + [self.form.seeds]  # of which seed is followed
+        rule: list[Any] = [inspect.getsource(part) for part in judging]
+        rule += [case.followed for case in self.cases[block.seed]]
         rule += list(DAMPINGS) if block.method == OURS else []
         training = [str(case.repairing) for case in self.cases[block.seed]]
         sources = (cases, methods, repairs, lanes, plans)
