@@ -78,7 +78,8 @@ def compose(numbers: dict[str, Any]) -> Result:
         numbers["title"] == STAND_IN,
         numbers=numbers,
     )
-    result.data = [numbers["data"]]
+    seeds = len(numbers["steps"])
+    result.data = [numbers["data"], f"networks of {seeds} seeds" if seeds > 1 else "networks of one seed"]
     result.differs = [
         f"Not of the paper. A residual network of {numbers['parameters']:,} parameters with BatchNorm, "
         f"{training['epochs']} epochs in batches of {training['batch']}, one cycle of the rate up to "
