@@ -17,7 +17,7 @@ from tests.support.sizes import sized
 pytestmark = pytest.mark.long
 
 MANY_ONCE, MANY_TWICE = 21, 30
-ONCE, TWICE = sized(2, MANY_ONCE), sized(2, MANY_TWICE)
+ONCE, TWICE = sized(3, MANY_ONCE), sized(2, MANY_TWICE)
 RANDOM = [
     (ONCE, ["fit", "fit again", "erase"]),
     (ONCE, ["erase lowrank", "erase joint", "erase after a fit", "erase and keep", "calibrate", "repair"]),
