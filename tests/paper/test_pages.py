@@ -301,7 +301,10 @@ def test_every_size_lies_in_a_folder_of_its_own(tmp_path, monkeypatch):
     for scale, form, folder in sizes:
         made = replace(experiments.result("lasting"), form=form)
         experiments.install(monkeypatch, "lasting", lambda _, made=made: made)
-        result = ssse.reproduce("lasting", data=tmp_path / "data", output=tmp_path, scale=scale, progress=False)
+        result = ssse.reproduce(
+            "lasting", data=tmp_path / "data", output=tmp_path, scale=scale, seeds=1, minutes=2.5, progress=False
+        )
+        assert result.command.endswith(" --seeds 1 --minutes 2.5")
         assert result.page == tmp_path / folder / "page.html"
 
 
@@ -322,6 +325,10 @@ def test_a_command_that_is_handed_over_loses_its_folders():
         ("lasting", {"scale": "large"}, "needs its data"),
         ("awa2", {"data": "not/there"}, "does not exist"),
         ("awa2", {"seed": -1}, "seed"),
+        ("awa2", {"seeds": 2}, "'awa2' is run whole; leave --seeds out"),
+        ("awa2", {"minutes": 3}, "'awa2' is run whole; leave --minutes out"),
+        ("lasting", {"seeds": 0}, "seeds must be a number from 1 on"),
+        ("lasting", {"minutes": float("nan")}, "minutes must be a number from 0 on"),
         ("awa2", {"device": "tpu!"}, "device must be"),
         ("awa2", {"device": "meta"}, "device must be"),
     ],
