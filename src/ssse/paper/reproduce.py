@@ -133,11 +133,13 @@ def _stored(folder: Path) -> dict[str, Any]:
 
 
 def _check_several(spec: Spec, seeds: int | None, minutes: float | None) -> None:
-    for name, value, least in (("seeds", seeds, 1), ("minutes", minutes, 0)):
+    for name, value in (("seeds", seeds), ("minutes", minutes)):
         if value is not None and not spec.several:
             raise InvalidSetting(f"'{spec.name}' is run whole; leave --{name} out.")
-        if value is not None and not least <= value < math.inf:
-            raise InvalidSetting(f"{name} must be a number from {least} on, not {value!r}.")
+    if seeds is not None and (not isinstance(seeds, int) or seeds < 1):
+        raise InvalidSetting(f"seeds must be a whole number from 1 on, not {seeds!r}.")
+    if minutes is not None and not 0 <= minutes < math.inf:
+        raise InvalidSetting(f"minutes must be a number from 0 on, not {minutes!r}.")
 
 
 def _checked(spec: Spec, data: str | os.PathLike[str] | None, scale: str, device: str, seed: int) -> Path | None:
