@@ -164,6 +164,7 @@ def test_by_how_many_pairs_s_is_told_from_held_out_samples_of_its_kind():
     weights = np.concatenate([np.full(len(own), 1 / len(own)), splits.weights[kind]])
     assert seen.told == pytest.approx(roc_auc_score(sides, np.concatenate([own, other]), sample_weight=weights))
     assert _told(np.array([1.0, 2.0]), np.array([1.0, 2.0]), np.array([0.5, 0.5])) == 0.5  # ties by halves
+    assert math.isnan(_told(np.array([1.0, math.nan]), np.array([1.0]), np.array([1.0])))
     drawn, even = np.random.default_rng(0), np.full(60, 1 / 60)
     areas = [_told(drawn.normal(0.3, 1, 40), drawn.normal(0, 1, 60), even) for _ in range(2000)]
     splits = replace(splits, forgotten=samples("0" * 40, "0" * 40), weights=even)
@@ -196,6 +197,17 @@ def test_a_class_that_leaves_is_not_asked_to_stay():
     assert both.error(seen) == pytest.approx(math.sqrt(0.25 / 60 + 19 / 29 * 10 / 29 / 29 / 4))
     everybody = Splits.of(trainee, samples("012", "012", 3), held_out, 11)
     assert everybody.look(trainee).kin is None  # all that stay are kin: as retained they are counted once
+
+
+def test_a_model_whose_outputs_are_not_numbers_is_right_nowhere():
+    """Not even on class 0, which is where torch's argmax finds a NaN."""
+    trainee = Trainee.of(by_hand(), "cross_entropy", samples("012" * 4, "012" * 4))
+    splits = Splits.of(trainee, samples("00", "00", 1), samples("012", "012", 2), 14)
+    with torch.no_grad():
+        trainee.problem.model.get_parameter("2.weight").fill_(math.nan)
+    seen = splits.look(trainee)
+    assert (seen.forgotten, seen.expected, seen.retained, seen.kin) == (0, 0, 0, 0)
+    assert math.isnan(seen.told)
 
 
 @pytest.mark.parametrize(

@@ -300,18 +300,20 @@ class Splits:
 
 @torch.no_grad()
 def _hits(trainee: Trainee, parts: list[Batch]) -> tuple[np.ndarray, np.ndarray]:
-    """Which samples are right, and the margins of their labels."""
+    """Which samples are right, and the margins of their labels; none is right whose outputs are NaN or infinite."""
     right, margins = [], []
     for x, y in parts:
         z, label = trainee.problem.forward(x)[0].double(), _indices(label_values(y))
-        right.append((z.argmax(1) == label).double())
+        right.append(((z.argmax(1) == label) & torch.isfinite(z).all(1)).double())
         own = z.gather(1, label[:, None])[:, 0]
         margins.append(own - z.scatter(1, label[:, None], -math.inf).logsumexp(1))
     return torch.cat(right).cpu().numpy(), torch.cat(margins).cpu().numpy()
 
 
 def _told(own: np.ndarray, others: np.ndarray, weights: np.ndarray) -> float:
-    """The share of pairs in which the first is larger, equal ones by halves; the others weighted."""
+    """The share of pairs in which the first is larger, equal ones by halves; the others weighted. NaN of any NaN."""
+    if np.isnan(own).any() or np.isnan(others).any():
+        return math.nan
     order = np.argsort(others)
     below = np.concatenate([[0.0], np.cumsum(weights[order])])
     places = [np.searchsorted(others[order], own, side=side) for side in ("left", "right")]
