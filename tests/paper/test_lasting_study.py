@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 
 from ssse.calibration.lengths import DAMPINGS
 from ssse.paper.cache import Cache
-from ssse.paper.lasting import methods, networks, run
+from ssse.paper.lasting import jobs, methods, networks, run
 from ssse.paper.lasting.jobs import ALONE, ASCENT, NOTHING, OURS, OWN, PAPER, RETRAINED, Block, Study
 from ssse.paper.lasting.networks import DIGITS, Form, Twins
 from ssse.paper.reproduce import place_of
@@ -131,12 +132,10 @@ def untrained(form: Form, folder: Path | None = None) -> Study:
     """With networks of every seed that were never trained."""
     study = a_study(folder, form)
     ground, sample = study.ground, (study.ground.x[:8], study.ground.y[:8])
-    twins = {}
     for seed in range(form.seeds + form.shadows):
         torch.manual_seed(seed)
         model = form.recipe.network(len(ground.names), 1).eval()
-        twins[seed] = Twins(seed, model, {removal.words: model for removal in ground.removals}, 1.0, sample)
-    study.__dict__["twins"] = twins
+        study._twins[seed] = Twins(seed, model, {removal.words: model for removal in ground.removals}, 1.0, sample)
     return study
 
 
@@ -185,7 +184,7 @@ def test_what_there_is_no_time_for_is_left_out_and_said(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Study, "numbers", numbers)
     monkeypatch.setattr(Study, "has", lambda _, block: block.method == "scrub")
-    monkeypatch.setattr(Study, "twins", {seed: untrained(form).twins[seed] for seed in range(2)})
+    monkeypatch.setattr(Study, "twins", lambda _, seed: untrained(form)._twins[seed])
     monkeypatch.setattr(Study, "steps", lambda *_: ({}, {}))
     late = Settings(device="cpu", cache=Cache(tmp_path), show_progress=False, seeds=1, minutes=0.0)
     found = run.measure(late)
@@ -217,10 +216,33 @@ def test_the_full_form_answers_what_is_asked_of_it(monkeypatch):
     form = replace(FORM, classes=2, rates=(0.5, 1.0), opponents_of_all_requests=False)
     monkeypatch.setattr(networks, "DIGITS", form)
     study = untrained(form)
-    first = [study.cases[0][place].words for place in (0, 1, 4)]
+    first = [study.cases(0)[place].words for place in (0, 1, 4)]
     assert [case.words for case in study.asked(0)] == [case.words for case in study.directed(0, False)] == first
-    assert len(study.directed(0, True)) == len(study.cases[0]) == 5
+    assert len(study.directed(0, True)) == len(study.cases(0)) == 5
     assert study.step_key(0) != untrained(replace(form, opponents_of_all_requests=True)).step_key(0)
+
+
+def test_shadows_answer_a_share_of_the_requests_and_are_trained_only_when_there_is_time(tmp_path, monkeypatch):
+    """Every request costs as many trainings again; and when it is late, to ask what is kept trains nothing."""
+    form = replace(FORM, seeds=1, shadows=5, classes=1, rates=(0.5, 1.0), shadowed=(FORM.share,))
+    monkeypatch.setattr(networks, "DIGITS", form)
+    study = a_study(tmp_path, form)
+    trained: list[tuple[list[int], int]] = []
+
+    def train_twins(_: Any, seeds: list[int], removals: list[Any]) -> list[Twins]:
+        trained.append((seeds, len(removals)))
+        return [untrained(form)._twins[seed] for seed in seeds]
+
+    monkeypatch.setattr(jobs, "train_twins", train_twins)
+    assert not any(study.has(block) for block in study.blocks())
+    assert trained == []
+    assert [case.words for case in study.cases(3)] == [case.words for case in study.asked(3)]
+    assert [case.removal.rate for case in study.cases(3)] == [FORM.share]
+    assert study.directed(3, False) == []  # the exact step at ε = 1 is not looked at there
+    assert len(study.cases(0)) == 3
+    assert trained == [([3], 1), ([0], 3)]
+    study.ground.__dict__["x"] = SimpleNamespace(is_cuda=True)  # as many networks as a GPU can hold
+    assert [study._together(seed) for seed in (0, 1, 5)] == [[0], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5]]
 
 
 def test_shadows_are_judged_with_the_seeds_that_each_method_answered():
@@ -242,7 +264,8 @@ def test_shadows_are_judged_with_the_seeds_that_each_method_answered():
             one = {"phi": phi, "gap": float(seed), "auc": 0.5, "accuracy": {"forgotten": 50.0}}
             answers[method][str(seed)] = {"a": {"alone": one, "repaired": one}}
     answers["salun"]["5"]["a"] = {}
-    attacked, further = run._attacked(answers)["a"], run._further(answers, ["0", "1"])["a"]
+    seeds = [str(seed) for seed in range(10)]
+    attacked, further = run._attacked(answers, ["a"], seeds)["a"], run._further(answers, ["a"], seeds[2:])["a"]
     whole = [f"{OURS} repaired", f"{NOTHING} alone", f"{NOTHING} repaired"]
     counts = {name: one["models"] for name, one in attacked.items()}
     assert counts == dict.fromkeys(whole, 10) | {"labels repaired": 9, "salun repaired": 8}
@@ -250,6 +273,8 @@ def test_shadows_are_judged_with_the_seeds_that_each_method_answered():
     assert attacked[f"{OURS} repaired"]["accuracy"] < 0.7
     assert further[f"{OURS} repaired"]["gaps"] == [float(seed) for seed in range(2, 10)]
     assert further["salun repaired"]["gaps"] == [2.0, 3.0, 4.0, 6.0, 7.0, 8.0, 9.0]
+    assert run._attacked(answers, ["a"], seeds[:3]) == {}  # too few to judge by
+    assert run._attacked(answers, ["b"], seeds) == {}  # a request that shadows were not asked
 
 
 def test_directions_and_what_is_told_of_them_are_whole_or_made_anew(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -23,13 +23,14 @@ from ssse.paper.cache import key_of
 from ssse.paper.lasting import case as cases
 from ssse.paper.lasting import lanes, methods, plans, projected, repairs
 from ssse.paper.lasting.case import PASS, Case, Numbers
+from ssse.paper.lasting.lanes import TOGETHER
 from ssse.paper.lasting.methods import pushed
-from ssse.paper.lasting.networks import LOSS, Form, Ground, Twins, prepare, train_twins
+from ssse.paper.lasting.networks import LOSS, Form, Ground, Twins, prepare, train_twins, twins_key
 from ssse.paper.lasting.plans import OPPONENTS, Opponent
 from ssse.paper.lasting.projected import ProjectedKernel, Projection
 from ssse.paper.network import exact_arithmetic
 from ssse.paper.settings import Settings
-from ssse.paper.study import timed
+from ssse.paper.study import Removal, timed
 from ssse.problem.view import ModelView
 from ssse.problem.wrappers import copied
 from ssse.verdict import BOUNDS
@@ -55,24 +56,43 @@ class Block:
 class Study:
     settings: Settings
     form: Form
+    _twins: dict[int, Twins] = field(default_factory=dict)
+    _cases: dict[int, list[Case]] = field(default_factory=dict)
 
     @cached_property
     def ground(self) -> Ground:
         return prepare(self.settings, self.form)
 
-    @cached_property
-    def twins(self) -> dict[int, Twins]:
-        """Of the seeds that everything is measured on, and of the shadows: small networks of a GPU train at once."""
-        seeds = list(range(self.form.seeds + self.form.shadows))
-        at_once = self.form.shadows and self.ground.x.is_cuda
-        groups = [seeds] if at_once else [[seed] for seed in seeds]
-        return {twins.seed: twins for some in groups for twins in train_twins(self.ground, some)}
+    @property
+    def shadows(self) -> range:
+        """Seeds beyond those that everything is measured on."""
+        return range(self.form.seeds, self.form.seeds + self.form.shadows)
 
-    @cached_property
-    def cases(self) -> dict[int, list[Case]]:
-        """By seed, in the order of the requests."""
-        ground = self.ground
-        return {seed: [Case(ground, twins, r) for r in ground.removals] for seed, twins in self.twins.items()}
+    def removals(self, seed: int) -> list[Removal]:
+        """The requests to this seed's network."""
+        few = self.form.shadowed if seed in self.shadows else None
+        return [removal for removal in self.ground.removals if few is None or removal.rate in few]
+
+    def twins(self, seed: int) -> Twins:
+        """Trained when they are first asked for: on a GPU with those of as many further seeds as it can hold."""
+        if seed not in self._twins:
+            found = train_twins(self.ground, self._together(seed), self.removals(seed))
+            self._twins.update((twins.seed, twins) for twins in found)
+        return self._twins[seed]
+
+    def _together(self, seed: int) -> list[int]:
+        """The seeds that are trained with this one, itself among them."""
+        seeds = self.shadows if seed in self.shadows else range(self.form.seeds)
+        most = max(1, TOGETHER // (1 + len(self.removals(seed)))) if self.ground.x.is_cuda else 1
+        first = seeds.start + (seed - seeds.start) // most * most
+        return list(range(first, min(first + most, seeds.stop)))
+
+    def cases(self, seed: int) -> list[Case]:
+        """In the order of the requests."""
+        if seed not in self._cases:
+            twins = self.twins(seed)
+            self._cases[seed] = [Case(self.ground, twins, removal) for removal in self.removals(seed)]
+        return self._cases[seed]
 
     def blocks(self) -> list[Block]:
         """What matters most first. The paper's step and gradient ascent: with the first seed alone."""
@@ -83,35 +103,38 @@ class Study:
             return found
         found += [Block(name, 0) for name in [*others, ASCENT, *([] if self.form.projected else [PAPER])]]
         found += [Block(name, seed) for seed in seeds[1:] if self.form.opponents_of_all_seeds for name in others]
-        shadows = range(self.form.seeds, self.form.seeds + self.form.shadows)
-        return found + [Block(name, seed) for seed in shadows for name in (OURS, NOTHING, RETRAINED, *SHADOWED)]
+        return found + [Block(name, seed) for seed in self.shadows for name in (OURS, NOTHING, RETRAINED, *SHADOWED)]
 
     def numbers(self, block: Block) -> dict[str, Numbers]:
         """By the words of the request; computed or read."""
         found = self.settings.cache.numbers(self.key(block), lambda: self._compute(block))
-        return dict(zip([case.words for case in self.cases[block.seed]], found, strict=True))
+        return dict(zip([case.words for case in self.cases(block.seed)], found, strict=True))
 
     def has(self, block: Block) -> bool:
-        return self.settings.cache.has(self.key(block))
+        """Nothing is trained to know it."""
+        seed, cache = block.seed, self.settings.cache
+        trained = seed in self._twins or cache.has(twins_key(self.ground, self._together(seed), self.removals(seed)))
+        return trained and cache.has(self.key(block))
 
     def key(self, block: Block) -> str:
         judging = {OURS: (walk, walk_in_turn, shortfall, losses_of, Trial, Splits), ASCENT: (Splits,)}.get(
             block.method, ()
         )
         rule: list[Any] = [inspect.getsource(part) for part in judging]
-        rule += [case.followed for case in self.cases[block.seed]]
+        rule += [case.followed for case in self.cases(block.seed)]
         rule += list(DAMPINGS) if block.method == OURS else []
-        training = [str(case.repairing) for case in self.cases[block.seed]]
+        training = [str(case.repairing) for case in self.cases(block.seed)]
         sources = (cases, methods, repairs, lanes, plans)
         return key_of(f"lasting-{block.method}", *self.base(block.seed), block.method, START, rule, training, *sources)
 
     def asked(self, seed: int) -> list[Case]:
-        """The requests that the others answer: all, or the first of each share."""
-        return [case for case in self.cases[seed] if case.followed or self.form.opponents_of_all_requests]
+        """The requests that the others answer: all, or the first of each share; shadows all that they have."""
+        every = self.form.opponents_of_all_requests or seed in self.shadows
+        return [case for case in self.cases(seed) if every or case.followed]
 
     def directed(self, seed: int, push: bool) -> list[Case]:
-        """Ours goes along a push of the margins, for every request."""
-        return self.cases[seed] if push else self.asked(seed)
+        """Ours goes along a push of the margins, for every request; the exact step of shadows is not looked at."""
+        return self.cases(seed) if push else [] if seed in self.shadows else self.asked(seed)
 
     def steps(self, seed: int, rows: Rows = "margin") -> tuple[dict[str, Tensor], Numbers]:
         """The direction of the requests that are `asked`, at ε = 1; and of the fit and each request its seconds and its
@@ -124,13 +147,13 @@ class Study:
         solved: dict[str, Tensor] = {}
 
         def solve() -> Numbers:
-            directions, told = solver(self.twins[seed], rows)
+            directions, told = solver(self.twins(seed), rows)
             solved.update(cache.tensors(key, lambda: directions))
             return told
 
         # The directions are there before what is told of them: another process, or the next run, never has half of it.
         numbers = cache.numbers(f"{key}-told", solve)
-        directions = solved or cache.tensors(key, lambda: solver(self.twins[seed], rows)[0])
+        directions = solved or cache.tensors(key, lambda: solver(self.twins(seed), rows)[0])
         return {words: value.to(self.ground.x.device) for words, value in directions.items()}, numbers
 
     def step_key(self, seed: int, rows: Rows = "margin") -> str:
@@ -139,7 +162,7 @@ class Study:
 
     def chosen(self, opponent: Opponent, cases: Sequence[Case]) -> list[Numbers]:
         """Its settings for these requests: tuned with the first seed, on the first of each share."""
-        tuned = [case for case in self.cases[0] if case.followed]
+        tuned = [case for case in self.cases(0) if case.followed]
         key = self.key(Block(f"tuned {opponent.key}", 0)).replace(" ", "-")
         found = self.settings.cache.numbers(key, lambda: methods.tuned(tuned, opponent))
         by_rate = {case.removal.rate: (case, one) for case, one in zip(tuned, found, strict=True)}
@@ -151,7 +174,7 @@ class Study:
         return [settings(case) for case in cases]
 
     def _compute(self, block: Block) -> list[Numbers]:
-        cases = self.cases[block.seed]
+        cases = self.cases(block.seed)
         some = cases if block.method in (OURS, NOTHING, RETRAINED) else self.asked(block.seed)
         ways: dict[str, Callable[[], list[Numbers]]] = {
             NOTHING: lambda: methods.nothing(some),
@@ -247,7 +270,7 @@ class Study:
 
     def base(self, seed: int) -> Sequence[Any]:
         """What every number depends on."""
-        parts = [part for removal in self.ground.removals for part in removal.parts]
+        parts = [part for removal in self.removals(seed) for part in removal.parts]
         form, ground = self.form, self.ground
         return [ground.digest, str(form.recipe), form.lengths, form.push, seed, ground.x.device.type, *parts]
 

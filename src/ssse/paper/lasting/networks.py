@@ -31,6 +31,7 @@ class Form:
         images: to train on; None: all. held_out: of the test images, to choose settings by; the rest measures.
         classes: how many of the first are removed. rates: shares of a class that go. share: removed at random.
         seeds: networks are trained with 0, 1, … shadows: seeds beyond those, for U-LiRA; on a GPU alone.
+        shadowed: shares of the requests that shadows answer; None: all.
         noise: share of all labels that are drawn at random, where the images alone leave nothing to remember.
         lengths: of our step, that are tried. push: the power of 1−p by which it pushes.
         opponents_of_all_seeds: or of the first alone. opponents_of_all_requests: or of the first of each share.
@@ -47,6 +48,7 @@ class Form:
     share: float
     seeds: int
     shadows: int = 0
+    shadowed: tuple[float, ...] | None = None
     noise: float = 0.0
     lengths: tuple[float, ...] = LENGTHS
     push: float = PUSH
@@ -58,8 +60,9 @@ class Form:
 
 # Half of the test images choose: 500 of a class, so that what is a removal's own luck stays below two points.
 FULL = Form(
-    "full", Recipe(), None, 5_000, 5, (0.5, 1.0), 0.1, 2, opponents_of_all_seeds=False, opponents_of_all_requests=False
-)
+    "full", Recipe(), None, 5_000, 5, (0.5, 1.0), 0.1, 2, shadows=6, shadowed=(0.1,), opponents_of_all_seeds=False,
+    opponents_of_all_requests=False,
+)  # fmt: skip
 # As ResNet-18 for small images, but for its shortcuts, which have no parameters here: 11.0 million.
 LARGE = Form(
     "large", Recipe(epochs=20, widths=(64, 128, 256, 512), blocks=2), None, 5_000, 0, (), 0.1, 1, projected=True
@@ -156,9 +159,15 @@ def _placed(model: nn.Module, device: torch.device) -> nn.Module:
     return model.to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]: not in torch's stub
 
 
-def train_twins(ground: Ground, seeds: Sequence[int]) -> list[Twins]:
+def twins_key(ground: Ground, seeds: Sequence[int], removals: Sequence[Removal]) -> str:
+    """Whatever device they were trained on: they are what is studied, not what is measured."""
+    keeps = [removal.keep for removal in removals]
+    return key_of("twins", ground.digest, str(ground.form.recipe), list(seeds), *keeps, training, resnet)
+
+
+def train_twins(ground: Ground, seeds: Sequence[int], removals: Sequence[Removal]) -> list[Twins]:
     """The original and the retrained networks of every seed, side by side, or from the cache where they are there."""
-    keeps = [torch.arange(len(ground.x)), *(removal.keep for removal in ground.removals)]
+    keeps = [torch.arange(len(ground.x)), *(removal.keep for removal in removals)]
     recipe, device = ground.form.recipe, ground.x.device
     classes, channels = len(ground.names), ground.x.shape[1]
     jobs = [(seed, keep.to(device)) for seed in seeds for keep in keeps]
@@ -179,15 +188,13 @@ def train_twins(ground: Ground, seeds: Sequence[int]) -> list[Twins]:
         states = {f"{i}|{k}": v.cpu() for i, model in enumerate(models) for k, v in model.state_dict().items()}
         return states | {"seconds": torch.tensor(seconds, dtype=torch.float64)}
 
-    # Whatever device they were trained on: they are what is studied, not what is measured.
-    key = key_of("twins", ground.digest, str(recipe), list(seeds), *keeps, training, resnet)
-    states = ground.settings.cache.tensors(key, make)
+    states = ground.settings.cache.tensors(twins_key(ground, seeds, removals), make)
     models = []
     for i in range(len(jobs)):
         model = recipe.network(classes, channels)
         model.load_state_dict({k.split("|")[1]: v for k, v in states.items() if k.split("|")[0] == str(i)})
         models.append(_placed(model, device).eval())
-    seconds, words = float(states["seconds"]) / len(jobs), [removal.words for removal in ground.removals]
+    seconds, words = float(states["seconds"]) / len(jobs), [removal.words for removal in removals]
     sample = ground.x[:8], ground.y[:8]
     groups = (models[i : i + len(keeps)] for i in range(0, len(models), len(keeps)))
     return [

@@ -22,7 +22,10 @@ from ssse.paper.result import STAND_IN, Result
 from ssse.paper.settings import Settings
 from ssse.rendering.document import as_plain
 
+FEWEST = 4  # networks on each side, that u_lira can judge by
 ATTACKED = ((OURS, "repaired"), (NOTHING, "alone"), (NOTHING, "repaired"), *((name, "repaired") for name in SHADOWED))
+
+Answers = Mapping[str, Mapping[str, Mapping[str, Numbers]]]
 
 
 def run(settings: Settings) -> Result:
@@ -37,16 +40,20 @@ def measure(settings: Settings) -> dict[str, Any]:
         form = replace(form, shadows=0)  # networks of as many more seeds as U-LiRA needs: hours on a CPU
     if settings.seeds is not None:
         form = replace(form, seeds=settings.seeds, shadows=0)  # seeds that were looked at are no shadows
-    study, left_out = Study(settings, form), []
+    study, left_out, absent = Study(settings, form), set[str](), set[int]()
     answers: dict[str, dict[str, dict[str, Numbers]]] = {}
     for block in settings.each(study.blocks(), "lasting", lambda one: f"{one.method}, seed {one.seed}"):
-        needed = block.method in OWN and block.seed < form.seeds
-        if not needed and settings.late and not study.has(block):
-            left_out.append(block.method)
+        shadow = block.seed in study.shadows
+        if settings.late and (shadow or block.method not in OWN) and not study.has(block):
+            if not shadow:
+                left_out.add(block.method)
+            elif block.method in OWN:
+                absent.add(block.seed)
             continue
         answers.setdefault(block.method, {})[str(block.seed)] = study.numbers(block)
-    main, shadowed = [str(seed) for seed in range(form.seeds)], form.shadows and not left_out
-    recipe, first = form.recipe, study.cases[0]
+    main, recipe, first = [str(seed) for seed in range(form.seeds)], form.recipe, study.cases(0)
+    shadows = [str(seed) for seed in study.shadows if seed not in absent]
+    attacked = [removal.words for removal in study.removals(study.shadows.start)] if shadows else []
     return {
         "form": {FULL.name: "full", CLASSES.name: "classes", LARGE.name: "large"}.get(form.name, "small"),
         "name": form.name,
@@ -55,16 +62,17 @@ def measure(settings: Settings) -> dict[str, Any]:
         "requests": [{"words": case.words, "rate": case.removal.rate, "k": len(case.removal.forget)} for case in first],
         "answers": {method: {s: _without_phi(found) for s, found in by_seed.items() if s in main}
                     for method, by_seed in answers.items()},
-        "attacked": _attacked(answers) if shadowed else {},
-        "further": _further(answers, main) if shadowed else {},
-        "left_out": sorted(set(left_out)),
+        "attacked": _attacked(answers, attacked, [*main, *shadows]),
+        "further": _further(answers, attacked, shadows),
+        "left_out": sorted(left_out),
+        "shadows_left_out": len(absent),
         "push": form.push,
         "floors": _floors(study),
         "steps": {seed: study.steps(int(seed))[1] for seed in main},
         "training": {"epochs": recipe.epochs, "rate": recipe.rate, "batch": recipe.batch, "decay": recipe.decay},
         "repair": {case.words: vars(case.repairing) for case in first},
-        "train_seconds": float(np.mean([study.twins[int(seed)].seconds for seed in main])),
-        "parameters": sum(p.numel() for p in study.twins[0].original.parameters()),
+        "train_seconds": float(np.mean([study.twins(int(seed)).seconds for seed in main])),
+        "parameters": sum(p.numel() for p in study.twins(0).original.parameters()),
     }  # fmt: skip
 
 
@@ -125,10 +133,12 @@ def _notes(numbers: Mapping[str, Any]) -> list[str]:
         notes.append(f"Left out for want of time (--minutes), in part or whole: {missing}.")
     if not numbers["floors"]:
         notes.append("Networks of one seed: how far two retrained ones lie apart is not known here.")
+    if numbers.get("shadows_left_out"):
+        notes.append(f"Of further seeds, for U-LiRA, {numbers['shadows_left_out']} were left out as well.")
     if not numbers["attacked"]:
         notes.append(
-            "U-LiRA needs the networks of a dozen more seeds. They are trained at the small size alone, on a GPU, with "
-            "neither --seeds nor --minutes."
+            "U-LiRA needs the networks of some more seeds. They are trained at the small and the full size alone, on a "
+            "GPU, without --seeds."
         )
     if numbers["title"] == STAND_IN:
         notes.append("Three in ten labels are drawn at random, so that there is something to remember.")
@@ -142,15 +152,17 @@ def _without_phi(found: Mapping[str, Numbers]) -> dict[str, Numbers]:
     return {words: bare(numbers) for words, numbers in found.items()}
 
 
-def _attacked(answers: Mapping[str, Mapping[str, Mapping[str, Numbers]]]) -> dict[str, dict[str, Numbers]]:
+def _attacked(answers: Answers, requests: Sequence[str], seeds: Sequence[str]) -> dict[str, dict[str, Numbers]]:
     """U-LiRA, by request and method: models of every seed, each original with its retrained twin."""
     found: dict[str, dict[str, Numbers]] = {}
-    for words in next(iter(answers[OURS].values())):
+    for words in requests:
         for method, way in ATTACKED:
             # Of the seeds that it answered, and whose training did not diverge: each beside its own twin.
-            seeds = [seed for seed, one in answers[method].items() if one[words].get(way) is not None]
-            erased = [answers[method][seed][words][way]["phi"] for seed in seeds]
-            never = [answers[RETRAINED][seed][words]["alone"]["phi"] for seed in seeds]
+            known = [seed for seed in seeds if _answer(answers, method, seed, words, way)]
+            if len(known) < FEWEST:
+                continue
+            erased = [answers[method][seed][words][way]["phi"] for seed in known]
+            never = [answers[RETRAINED][seed][words]["alone"]["phi"] for seed in known]
             score = u_lira(np.array(erased), np.array(never))
             found.setdefault(words, {})[f"{method} {way}"] = {
                 "accuracy": score.accuracy, "low": score.low, "high": score.high, "models": len(erased),
@@ -158,19 +170,24 @@ def _attacked(answers: Mapping[str, Mapping[str, Mapping[str, Numbers]]]) -> dic
     return found
 
 
-def _further(answers: Mapping[str, Mapping[str, Mapping[str, Numbers]]], main: Sequence[str]) -> dict[str, Numbers]:
+def _further(answers: Answers, requests: Sequence[str], seeds: Sequence[str]) -> dict[str, Numbers]:
     """The shadows by themselves, by request and method: seeds that nobody looked at when anything was settled."""
     found: dict[str, Numbers] = {}
-    for words in next(iter(answers[OURS].values())):
+    for words in requests:
         for method, way in (*ATTACKED, (RETRAINED, "alone")):
-            others = [by_seed[words].get(way) for seed, by_seed in answers[method].items() if seed not in main]
-            there = [one for one in others if one is not None]  # but for those whose training diverged
+            others = [_answer(answers, method, seed, words, way) for seed in seeds]
+            there = [one for one in others if one]  # but for those whose training diverged
             found.setdefault(words, {})[f"{method} {way}"] = {
                 "gaps": [one["gap"] for one in there],
                 "forgotten": [one["accuracy"]["forgotten"] for one in there],
                 "auc": [one["auc"] for one in there],
             }
     return found
+
+
+def _answer(answers: Answers, method: str, seed: str, words: str, way: str) -> Numbers:
+    """Empty where there is none."""
+    return answers.get(method, {}).get(seed, {}).get(words, {}).get(way) or {}
 
 
 def _floors(study: Study) -> dict[str, float]:
@@ -182,7 +199,7 @@ def _floors(study: Study) -> dict[str, float]:
     def make() -> dict[str, float]:
         gaps: dict[str, list[float]] = {}
         for one, other in combinations(seeds, 2):
-            for case, twin in zip(study.cases[one], study.cases[other], strict=True):
+            for case, twin in zip(study.cases(one), study.cases(other), strict=True):
                 gaps.setdefault(case.words, []).append(case.measure(twin.retrained)["gap"])
         return {words: float(np.mean(values)) for words, values in gaps.items()}
 
