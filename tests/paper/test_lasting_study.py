@@ -16,7 +16,7 @@ import torch
 from ssse.calibration.lengths import DAMPINGS
 from ssse.paper.cache import Cache
 from ssse.paper.lasting import jobs, methods, networks, run
-from ssse.paper.lasting.jobs import ALONE, ASCENT, NOTHING, OURS, OWN, PAPER, RETRAINED, Block, Study
+from ssse.paper.lasting.jobs import ALONE, ASCENT, NOTHING, OURS, OWN, PAPER, PUSHED, RETRAINED, Block, Study
 from ssse.paper.lasting.networks import DIGITS, Form, Twins
 from ssse.paper.reproduce import place_of
 from ssse.paper.result import Result
@@ -158,10 +158,16 @@ def test_every_block_has_a_key_of_its_own(monkeypatch):
         replace(form, noise=0.2),
         replace(form, share=0.25),
         replace(form, held_out=100),
-        replace(form, lengths=(0.25, 0.5)),
     ):
         monkeypatch.setattr(networks, "DIGITS", other)
         assert not {untrained(other).key(block) for block in some} & keys, other
+    for other in (replace(form, lengths=(0.25, 0.5)), replace(form, push=0.5)):  # of ours alone
+        monkeypatch.setattr(networks, "DIGITS", other)
+        assert [untrained(other).key(block) in keys for block in some] == [False, True], other
+    monkeypatch.setattr(networks, "DIGITS", replace(form, push=0.5))
+    assert [study.step_key(0, rows) in steps for rows in ("margin", "empirical")] == [True, True]
+    other = untrained(replace(form, push=0.5))
+    assert [other.step_key(0, rows) in steps for rows in ("margin", "empirical")] == [False, True]
 
 
 def test_opponents_of_the_first_seed_alone(monkeypatch):
@@ -169,6 +175,21 @@ def test_opponents_of_the_first_seed_alone(monkeypatch):
     monkeypatch.setattr(networks, "DIGITS", form)
     later = {block.method for block in untrained(form).blocks() if block.seed == 1}
     assert later == {OURS, NOTHING, ALONE, RETRAINED}
+
+
+def test_the_other_push_is_another_answer_of_the_same_networks(tmp_path, monkeypatch):
+    form = replace(FORM, both_pushes=True)
+    monkeypatch.setattr(networks, "DIGITS", form)
+    study, other = untrained(form, tmp_path), untrained(replace(form, push=networks.OTHER_PUSH), tmp_path)
+    assert [block for block in study.blocks() if block.method == PUSHED] == [Block(PUSHED, 0)]
+    assert not any(block.method == PUSHED for block in untrained(FORM).blocks())
+    assert study.key(Block(PUSHED, 0)) == other.key(Block(OURS, 0)) != study.key(Block(OURS, 0))
+    assert study.otherwise.twins(0) is study.twins(0)
+    assert study.otherwise.ground is study.ground
+    monkeypatch.setattr(Study, "_compute", lambda self, block: [{"push": self.form.push, "method": block.method}])
+    words = study.cases(0)[0].words
+    assert study.numbers(Block(PUSHED, 0))[words] == {"push": networks.OTHER_PUSH, "method": OURS}
+    assert study.numbers(Block(OURS, 0))[words] == {"push": form.push, "method": OURS}
 
 
 def test_what_there_is_no_time_for_is_left_out_and_said(tmp_path, monkeypatch):

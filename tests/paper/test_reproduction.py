@@ -20,8 +20,10 @@ from ssse.paper.celeba import run as celeba
 from ssse.paper.cifar10 import run as cifar10
 from ssse.paper.data.digits import digit_attributes, digit_classes
 from ssse.paper.data.extract import save_features
+from ssse.paper.lasting import run as lasting
+from ssse.paper.lasting.jobs import OURS, PUSHED, RETRAINED
 from ssse.paper.reproduce import redraw
-from ssse.paper.result import Result
+from ssse.paper.result import Finding, Result
 from ssse.paper.settings import Settings
 from tests.support.sizes import FULL
 
@@ -170,6 +172,31 @@ def test_verdicts_turn_with_the_numbers():
         gaps = answer["curves"]["ten"]["mean_gap"]
         answer["curves"]["ten"]["mean_gap"] = [None if gap is None else gap + 5 for gap in gaps]
     assert not cifar10.compose(stored).targets[0].met
+
+
+def test_what_is_said_of_networks_turns_with_the_numbers():
+    def finding(numbers: dict[str, Any], words: str) -> Finding:
+        return next(one for one in lasting.compose(numbers).findings if words in one.paper)
+
+    stored = json.loads((RESULTS / "lasting" / "results.json").read_text(encoding="utf-8"))["numbers"]
+    pushed, ours, retrained = (stored["answers"][name]["0"] for name in (PUSHED, OURS, RETRAINED))
+    assert finding(stored, "√(1−p)").holds == "partly"
+    for words, one in pushed.items():
+        one["repaired"] |= {"auc": retrained[words]["alone"]["auc"], "kl": 2 * ours[words]["repaired"]["kl"]}
+    assert finding(stored, "√(1−p)").holds == "yes"
+    for one in pushed.values():
+        one["repaired"]["kl"] = 0.0
+    assert finding(stored, "√(1−p)").holds == "no"
+    assert "between two retrained seeds" in finding(stored, "Step and repair bring").found
+    stored["floors_kl"] = {}
+    assert "seeds" not in finding(stored, "Step and repair bring").found
+    four = next(table for table in lasting.compose(stored).tables if table.title.endswith("in four numbers"))
+    counts = {row[0]: row[1] for row in four.rows}
+    for measure in ("unseen", "gap"):  # as of a network that is destroyed
+        ours["10% of the data at random"]["repaired"][measure] = None
+    four = next(table for table in lasting.compose(stored).tables if table.title.endswith("in four numbers"))
+    label = "ours: the chosen step, then repaired"
+    assert {row[0]: row[1] for row in four.rows} == counts | {label: counts[label] - 1}
 
 
 def test_given_data_in_a_small_form(tmp_path: Path):

@@ -34,7 +34,8 @@ def drawings(numbers: Numbers) -> list[PageFigure]:
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    across = 4 if len(rates) > 1 else 3  # as many as one panel is wide
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=across, fontsize=8, frameon=False)
     caption = (
         "Left of the grey line the repair that all methods share, right of it the harmless training on D∖S that "
         "follows, at half its rate. At epoch 0 stands what the method itself did, with the BatchNorm statistics it "

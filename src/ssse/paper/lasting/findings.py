@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssse.paper.lasting.jobs import ASCENT, NOTHING, OURS, RETRAINED
+from ssse.paper.lasting.jobs import ASCENT, NOTHING, OURS, PUSHED, RETRAINED
 from ssse.paper.lasting.plans import OPPONENTS
 from ssse.paper.lasting.view import (
     SPLITS,
     Numbers,
     answers_of,
+    floor,
     heard,
     judged,
     kinds,
@@ -41,7 +42,7 @@ WANTED = {
 
 def findings(numbers: Numbers) -> list[Finding]:
     found = [_tuning(numbers), _ascent(numbers), _stays(numbers), _nearest(numbers), _opponents(numbers)]
-    found += [_confidence(numbers), _told_apart(numbers)]
+    found += [_confidence(numbers), _pushes(numbers), _told_apart(numbers)]
     return [one for one in found if one is not None]
 
 
@@ -155,11 +156,12 @@ def _stays(numbers: Numbers) -> Finding | None:
     classes = rises(numbers, OURS, 1.0)
     whole = f" Of {len(classes)} whole classes by {max(classes):.2f} at most." if classes else ""
     ours, retrained = _pressed(numbers, OURS), _pressed(numbers, RETRAINED)
+    networks = "1 network" if len(found) == 1 else f"{len(found)} networks"
     harder = f" At the rate of the repair itself {ours:.2f}, retrained {retrained:.2f}." if ours is not None else ""
     return Finding(
         "What step and repair have taken from S does not come back.",
         f"In 8 further epochs at half the rate of the repair S rises by {np.mean(found):.2f} points on average and "
-        f"{max(found):.2f} at most, over {len(found)} networks.{whole}{harder}",
+        f"{max(found):.2f} at most, over {networks}.{whole}{harder}",
         WHERE,
         of_all(one <= STAYS for one in found),
     )
@@ -183,9 +185,17 @@ def _nearest(numbers: Numbers) -> Finding | None:
         if before is not None and after is not None:
             pairs.append((before, after))
     words = " / ".join(kinds(numbers).values())
+    known = [(mean(numbers, OURS, "repaired", r, "kl"), floor(numbers, r, "floors_kl")) for r in kinds(numbers)]
+    both = [(ours, least) for ours, least in known if ours is not None and least is not None]
+    divergence = (
+        f" KL on S {listed(ours for ours, _ in both)} nats, between two retrained seeds {listed(f for _, f in both)}."
+        if both
+        else ""
+    )
     return Finding(
         "Step and repair bring a network near to one that was retrained, and nothing is retrained to choose the step.",
-        f"Gap {listed(after for _, after in pairs)} points, before {listed(before for before, _ in pairs)} ({words}).",
+        f"Gap {listed(after for _, after in pairs)} points, before {listed(before for before, _ in pairs)} ({words})."
+        f"{divergence}",
         "Tables",
         of_all(after < 0.5 * before for before, after in pairs),
     )
@@ -239,6 +249,32 @@ def _confidence(numbers: Numbers) -> Finding | None:
         "Tables",
         of_all(near),
         " ".join(text for wrong, text in ((over, MEMORY), (under, TRACE)) if wrong),
+    )
+
+
+def _pushes(numbers: Numbers) -> Finding | None:
+    """What lies between all margins alike and the gradient: nearer in one measure, further in another."""
+    texts, holds = [], []
+    for rate, words in kinds(numbers).items():
+        other = [mean(numbers, PUSHED, "repaired", rate, name) for name in ("gap", "kl", "auc")]
+        alike = [mean(numbers, OURS, "repaired", rate, name, like=PUSHED) for name in ("gap", "kl", "auc")]
+        known = [*other, *alike, mean(numbers, RETRAINED, "alone", rate, "auc", like=PUSHED)]
+        if any(one is None for one in known):
+            continue
+        gap, kl, auc, own_gap, own_kl, own_auc, wanted = (float(one) for one in known if one is not None)
+        texts.append(
+            f"{words} AUC {auc:.3f} (alike {own_auc:.3f}, retrained {wanted:.3f}), KL {kl:.2f} ({own_kl:.2f}), "
+            f"gap {gap:.2f} ({own_gap:.2f})"
+        )
+        holds.append(abs(auc - wanted) < abs(own_auc - wanted) and kl > own_kl)
+    if not texts:
+        return None
+    return Finding(
+        "Margins pushed by √(1−p), not all alike: S is told less by its confidence, and its probabilities are further "
+        "from those of the retrained network.",
+        "; ".join(texts) + "; the same networks.",
+        "Tables",
+        of_all(holds),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from ssse.paper.lasting import lanes, methods, plans, projected, repairs
 from ssse.paper.lasting.case import PASS, Case, Numbers
 from ssse.paper.lasting.lanes import TOGETHER
 from ssse.paper.lasting.methods import pushed
-from ssse.paper.lasting.networks import LOSS, Form, Ground, Twins, prepare, train_twins, twins_key
+from ssse.paper.lasting.networks import LOSS, OTHER_PUSH, Form, Ground, Twins, prepare, train_twins, twins_key
 from ssse.paper.lasting.plans import OPPONENTS, Opponent
 from ssse.paper.lasting.projected import ProjectedKernel, Projection
 from ssse.paper.network import exact_arithmetic
@@ -37,6 +37,7 @@ from ssse.verdict import BOUNDS
 
 PAPER_DAMPING = 1e-4
 OURS, ALONE, NOTHING, RETRAINED, PAPER, ASCENT = "lasting", "stepped", "nothing", "retrained", "paper", "ascended"
+PUSHED = "lasting, pushed otherwise"
 OWN = (OURS, NOTHING, ALONE, RETRAINED)  # without these there is nothing to be told
 
 Rows = Literal["margin", "empirical"]
@@ -62,6 +63,13 @@ class Study:
     @cached_property
     def ground(self) -> Ground:
         return prepare(self.settings, self.form)
+
+    @cached_property
+    def otherwise(self) -> Study:
+        """The same networks and requests, our step along the other push."""
+        found = replace(self, form=replace(self.form, push=OTHER_PUSH))
+        found.__dict__["ground"] = self.ground  # its images are held once
+        return found
 
     @property
     def shadows(self) -> range:
@@ -101,12 +109,15 @@ class Study:
         found = [Block(name, seed) for seed in seeds for name in OWN]
         if not self.form.opponents:
             return found
+        found += [Block(PUSHED, 0)] if self.form.both_pushes else []
         found += [Block(name, 0) for name in [*others, ASCENT, *([] if self.form.projected else [PAPER])]]
         found += [Block(name, seed) for seed in seeds[1:] if self.form.opponents_of_all_seeds for name in others]
         return found + [Block(name, seed) for seed in self.shadows for name in (OURS, NOTHING, RETRAINED, *SHADOWED)]
 
     def numbers(self, block: Block) -> dict[str, Numbers]:
         """By the words of the request; computed or read."""
+        if block.method == PUSHED:
+            return self.otherwise.numbers(Block(OURS, block.seed))
         found = self.settings.cache.numbers(self.key(block), lambda: self._compute(block))
         return dict(zip([case.words for case in self.cases(block.seed)], found, strict=True))
 
@@ -117,12 +128,14 @@ class Study:
         return trained and cache.has(self.key(block))
 
     def key(self, block: Block) -> str:
+        if block.method == PUSHED:
+            return self.otherwise.key(Block(OURS, block.seed))
         judging = {OURS: (walk, walk_in_turn, shortfall, losses_of, Trial, Splits), ASCENT: (Splits,)}.get(
             block.method, ()
         )
         rule: list[Any] = [inspect.getsource(part) for part in judging]
         rule += [case.followed for case in self.cases(block.seed)]
-        rule += list(DAMPINGS) if block.method == OURS else []
+        rule += [DAMPINGS, self.form.lengths, self.form.push] if block.method == OURS else []
         training = [str(case.repairing) for case in self.cases(block.seed)]
         sources = (cases, methods, repairs, lanes, plans)
         return key_of(f"lasting-{block.method}", *self.base(block.seed), block.method, START, rule, training, *sources)
@@ -157,7 +170,7 @@ class Study:
         return {words: value.to(self.ground.x.device) for words, value in directions.items()}, numbers
 
     def step_key(self, seed: int, rows: Rows = "margin") -> str:
-        how = (*((projected,) if self.form.projected else ()), *(WAYS if rows == "margin" else ()))
+        how = (*((projected,) if self.form.projected else ()), *((self.form.push, *WAYS) if rows == "margin" else ()))
         return key_of(f"steps-{rows}", *self.base(seed), *how, self.form.opponents_of_all_requests)
 
     def chosen(self, opponent: Opponent, cases: Sequence[Case]) -> list[Numbers]:
@@ -272,7 +285,7 @@ class Study:
         """What every number depends on."""
         parts = [part for removal in self.removals(seed) for part in removal.parts]
         form, ground = self.form, self.ground
-        return [ground.digest, str(form.recipe), form.lengths, form.push, seed, ground.x.device.type, *parts]
+        return [ground.digest, str(form.recipe), seed, ground.x.device.type, *parts]
 
 
 SHADOWED = ("labels", "salun")  # opponents that U-LiRA looks at as well

@@ -81,7 +81,7 @@ def lasting(cases: Sequence[Case], directions: Directions, follow: bool = True) 
             {
                 "damping": best.damping,
                 "length": best.length,
-                "trials": [_told(trial) | {"gap": walk.hindsight(trial)} for trial in found.trials],
+                "trials": [_told(trial) | walk.hindsight(trial) for trial in found.trials],
                 "alone": case.measure(attempt.stepped),
                 "repaired": case.measure(attempt.repaired),
                 "along": attempt.along,
@@ -91,8 +91,12 @@ def lasting(cases: Sequence[Case], directions: Directions, follow: bool = True) 
 
 
 def _told(trial: Trial) -> Numbers:
-    share = None if math.isinf(trial.shortfall) else 100 * trial.shortfall
-    return {"damping": trial.damping, "length": trial.length, "shortfall": share}
+    found = {"damping": trial.damping, "length": trial.length}
+    if math.isinf(trial.shortfall):
+        return found | {"shortfall": None}
+    seen = trial.seen
+    shares = {"forgotten": 100 * seen.forgotten, "expected": 100 * seen.expected, "told": seen.told}
+    return found | {"shortfall": 100 * trial.shortfall} | shares
 
 
 def ascended(cases: Sequence[Case]) -> list[Numbers]:
@@ -207,8 +211,11 @@ def resurfaced(cases: Sequence[Case], models: Sequence[nn.Module], always: bool 
 
 
 def pressed(cases: Sequence[Case], models: Sequence[nn.Module]) -> list[Numbers]:
-    """S before and after as many epochs at the rate of the repair itself, of the requests that are followed."""
-    some = [place for place, case in enumerate(cases) if case.followed]
+    """S before and after as many epochs at the rate of the repair itself, of the requests that are followed.
+
+    Not of the largest networks, whose epochs are dear: what comes back at half the rate is seen of them.
+    """
+    some = [place for place, case in enumerate(cases) if case.followed and not case.ground.form.projected]
     plans = [cycle_plan(cases[place], cases[place].repairing, MOMENTS[-1]) for place in some]
     done = trained([cases[place] for place in some], [models[place] for place in some], plans)
     found: list[Numbers] = [{} for _ in cases]

@@ -21,6 +21,7 @@ from ssse.system.digests import digest_tensors
 
 AT_RANDOM = "the data at random"
 LOSS = "cross_entropy"
+OTHER_PUSH = 0.5  # √(1−p): in the middle between all margins alike and the gradient
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Form:
         seeds: networks are trained with 0, 1, … shadows: seeds beyond those, for U-LiRA; on a GPU alone.
         shadowed: shares of the requests that shadows answer; None: all.
         noise: share of all labels that are drawn at random, where the images alone leave nothing to remember.
-        lengths: of our step, that are tried. push: the power of 1−p by which it pushes.
+        lengths: of our step, that are tried. push: the power of 1−p by which it pushes. both_pushes: also by
+            OTHER_PUSH, with the first seed.
         opponents_of_all_seeds: or of the first alone. opponents_of_all_requests: or of the first of each share.
         opponents: none, where it is False.
         projected: whether the kernel is of projected gradients, because the rows fit no memory.
@@ -52,6 +54,7 @@ class Form:
     noise: float = 0.0
     lengths: tuple[float, ...] = LENGTHS
     push: float = PUSH
+    both_pushes: bool = False
     opponents_of_all_seeds: bool = True
     opponents_of_all_requests: bool = True
     projected: bool = False
@@ -60,8 +63,8 @@ class Form:
 
 # Half of the test images choose: 500 of a class, so that what is a removal's own luck stays below two points.
 FULL = Form(
-    "full", Recipe(), None, 5_000, 5, (0.5, 1.0), 0.1, 2, shadows=6, shadowed=(0.1,), opponents_of_all_seeds=False,
-    opponents_of_all_requests=False,
+    "full", Recipe(), None, 5_000, 5, (0.5, 1.0), 0.1, 2, shadows=4, shadowed=(0.1,), both_pushes=True,
+    opponents_of_all_seeds=False, opponents_of_all_requests=False,
 )  # fmt: skip
 # As ResNet-18 for small images, but for its shortcuts, which have no parameters here: 11.0 million.
 LARGE = Form(

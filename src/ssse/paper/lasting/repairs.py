@@ -14,7 +14,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from ssse.calibration.lengths import UNSEEN, Trial, walk_in_turn
-from ssse.paper.lasting.case import Case
+from ssse.paper.lasting.case import Case, Numbers
 from ssse.paper.lasting.lanes import Look, train_lanes
 from ssse.paper.lasting.plans import Plan, repair_plan
 from ssse.problem.view import ModelView
@@ -40,14 +40,15 @@ class Direction:
 class Attempt:
     """One length along one direction: the network after the step, after its repair, and S along the repair.
 
-    gap: to the retrained network, which nothing is chosen by; None, as `repaired`, where the repair diverged.
+    hindsight: gap, KL and AUC beside the retrained network, which nothing is chosen by; empty, as `repaired` is None,
+        where the repair diverged.
     """
 
     direction: Direction
     stepped: nn.Module
     repaired: nn.Module | None
     along: list[float]
-    gap: float | None
+    hindsight: Numbers
 
 
 @dataclass(frozen=True)
@@ -95,16 +96,17 @@ class Walk:
         (times, length), case = asked, self.case
         damping = times * case.ground.form.recipe.decay
         if repaired is None:
-            gap, trial = None, Trial(damping, length, length, UNSEEN, UNSEEN, math.inf, 0.0)
+            found, trial = {}, Trial(damping, length, length, UNSEEN, UNSEEN, math.inf, 0.0)
         else:
             seen = case.seen(case.finished(repaired))
-            gap = case.measure(repaired)["gap"]
+            measured = case.measure(repaired)
+            found = {name: measured[name] for name in ("gap", "kl", "auc")}
             trial = Trial.of(damping, length, length, seen, seen, case.original_seen)
-        self.found[asked] = trial, Attempt(self.ways[times], stepped, repaired, along, gap)
+        self.found[asked] = trial, Attempt(self.ways[times], stepped, repaired, along, found)
 
-    def hindsight(self, trial: Trial) -> float | None:
-        """The gap to the retrained network that this trial came to."""
-        return next(attempt.gap for known, attempt in self.found.values() if known is trial)
+    def hindsight(self, trial: Trial) -> Numbers:
+        """What this trial came to, beside the retrained network."""
+        return next(attempt.hindsight for known, attempt in self.found.values() if known is trial)
 
 
 def decide(walks: Sequence[Walk]) -> list[Decided]:

@@ -67,7 +67,8 @@ def measure(settings: Settings) -> dict[str, Any]:
         "left_out": sorted(left_out),
         "shadows_left_out": len(absent),
         "push": form.push,
-        "floors": _floors(study),
+        "floors": (two_seeds := _floors(study))["gap"],
+        "floors_kl": two_seeds["kl"],
         "steps": {seed: study.steps(int(seed))[1] for seed in main},
         "training": {"epochs": recipe.epochs, "rate": recipe.rate, "batch": recipe.batch, "decay": recipe.decay},
         "repair": {case.words: vars(case.repairing) for case in first},
@@ -190,17 +191,19 @@ def _answer(answers: Answers, method: str, seed: str, words: str, way: str) -> N
     return answers.get(method, {}).get(seed, {}).get(words, {}).get(way) or {}
 
 
-def _floors(study: Study) -> dict[str, float]:
-    """The mean gap between two seeds' retrained networks, by request."""
+def _floors(study: Study) -> dict[str, dict[str, float]]:
+    """The mean gap, and KL on S, between two seeds' retrained networks, by request."""
     seeds = range(study.form.seeds)
     if len(seeds) < 2:
-        return {}
+        return {"gap": {}, "kl": {}}
 
-    def make() -> dict[str, float]:
-        gaps: dict[str, list[float]] = {}
+    def make() -> dict[str, dict[str, float]]:
+        found: dict[str, dict[str, list[float]]] = {"gap": {}, "kl": {}}
         for one, other in combinations(seeds, 2):
             for case, twin in zip(study.cases(one), study.cases(other), strict=True):
-                gaps.setdefault(case.words, []).append(case.measure(twin.retrained)["gap"])
-        return {words: float(np.mean(values)) for words, values in gaps.items()}
+                measured = case.measure(twin.retrained)
+                for name, by_request in found.items():
+                    by_request.setdefault(case.words, []).append(measured[name])
+        return {k: {words: float(np.mean(values)) for words, values in one.items()} for k, one in found.items()}
 
-    return study.settings.cache.numbers(key_of("lasting-floors", len(seeds), *study.base(0)), make)
+    return study.settings.cache.numbers(key_of("lasting-two-seeds", len(seeds), *study.base(0)), make)

@@ -91,7 +91,8 @@ def _methods(numbers: Numbers, rate: float, removed: str) -> PageTable:
     rows.append(["retrained", count, 0.0, *shares, 0.0, auc, float(np.mean(rise)) if rise else None])
     least = floor(numbers, rate)
     if least is not None:
-        rows.append(["two retrained seeds", None, least, *[None] * 7])
+        divergence = floor(numbers, rate, "floors_kl")
+        rows.append(["two retrained seeds", None, least, *[None] * len(SPLITS), divergence, None, None])
     columns = ("method", "networks", "gap", *(f"{name}, %" for _, name in SPLITS), "KL on S", "attack AUC", "rise of S")
     note = (
         "Means over requests and seeds. Gap and rise in points; rise: of the accuracy on S in 8 further epochs on D∖S "
@@ -188,7 +189,7 @@ def _four(numbers: Numbers, rate: float, removed: str) -> PageTable | None:
         apart, shown = [], []
         for seed, by_request in numbers["answers"].get(method, {}).items():
             for words in requests_of(numbers, rate):
-                if way in by_request.get(words, {}):
+                if by_request.get(words, {}).get(way, {}).get("unseen") is not None:  # None of a destroyed network
                     own = _as_they_do(by_request[words][way])
                     wanted = _as_they_do(numbers["answers"][RETRAINED][seed][words]["alone"])
                     shown.append(own)

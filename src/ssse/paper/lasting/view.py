@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ssse.paper.lasting.jobs import ALONE, ASCENT, NOTHING, OURS, PAPER, RETRAINED
+from ssse.paper.lasting.jobs import ALONE, ASCENT, NOTHING, OURS, PAPER, PUSHED, RETRAINED
 from ssse.paper.lasting.plans import OPPONENTS
 
 Numbers = Mapping[str, Any]
@@ -28,6 +28,7 @@ WAYS = (
     ),
     (ALONE, "alone", "ours, from S alone: the exact step, ε = 1", "ours"),
     (OURS, "repaired", "ours: the chosen step, then repaired", "ours"),
+    (PUSHED, "repaired", "the same, margins pushed by √(1−p)", "ours"),
 )
 
 
@@ -96,6 +97,8 @@ def heard(numbers: Numbers, method: str, rate: float) -> list[tuple[float, float
     return [(moments[0]["auc"], moments[-1]["auc"]) for moments in found]
 
 
-def floor(numbers: Numbers, rate: float) -> float | None:
-    found = [numbers["floors"][words] for words in requests_of(numbers, rate) if words in numbers["floors"]]
+def floor(numbers: Numbers, rate: float, of: str = "floors") -> float | None:
+    """Between two retrained seeds; of: "floors" is the gap, "floors_kl" the KL on S."""
+    by_request = numbers.get(of, {})
+    found = [by_request[words] for words in requests_of(numbers, rate) if words in by_request]
     return float(np.mean(found)) if found else None
