@@ -126,8 +126,8 @@ def erase_and_repair(
         training: how the model was trained; epochs, learning_rate: of each repair, as in `ssse.repair`.
         lengths: of the step over ‖θ‖ that may be tried. start: the first of them.
         dampings: of the direction, times the curvature's; (1,) looks along one direction alone.
-        push: the power of 1−p that each margin of S is pushed by; 0: all alike. 0.5 came nearer to retraining in
-            accuracy in three of four cases, and less near in the probabilities on S: benchmarks/README.md.
+        push: the power of 1−p that each margin of S is pushed by; 0: all alike. 0.5 leaves less of a trace in the
+            confidence on S, and probabilities that are further from a retrained model's: docs/reproduction.md.
 
     Raises:
         Refused: there is no direction to go, or not one of this model. InvalidData: S is among the retained or the
