@@ -153,7 +153,7 @@ def test_what_comes_back_is_looked_at_as_the_library_does():
         assert ours["accuracy"] == pytest.approx(100 * theirs.accuracy)
         assert ours["loss"] == pytest.approx(theirs.loss, rel=1e-9)
         assert ours["auc"] == pytest.approx(theirs.auc)
-    longer = lane(case, plans.repair_plan(case, 8))
+    longer = lane(case, plans.cycle_plan(case, case.repairing, 8))
     trainee = Trainee.of(case.original, LOSS, retained(case))
     trainee.train(replace(case.repairing, epochs=8), progress=False)
     assert_same(longer, trainee.problem.model, 1e-9)

@@ -201,7 +201,7 @@ def test_what_there_is_no_time_for_is_left_out_and_said(tmp_path, monkeypatch):
 
     def numbers(study: Study, block: Block) -> dict[str, dict[str, Any]]:
         made.append(block)
-        return {}
+        return {removal.words: {} for removal in study.ground.removals}
 
     monkeypatch.setattr(Study, "numbers", numbers)
     monkeypatch.setattr(Study, "has", lambda _, block: block.method == "scrub")
@@ -213,19 +213,69 @@ def test_what_there_is_no_time_for_is_left_out_and_said(tmp_path, monkeypatch):
     assert {block.seed for block in made} == {0}
     assert found["left_out"] == sorted({"neggrad", "labels", "salun", ASCENT, PAPER})
     assert run.measure(replace(late, minutes=60.0))["left_out"] == []
-    assert any("SalUn" in note and "--minutes" in note for note in run._notes(found | {"attacked": {}}))
+    notes = run._notes(found)
+    assert any(note.startswith("Not measured") and "SalUn" in note for note in notes)
+    assert any("--minutes" in note for note in notes)
+
+
+def test_shadows_for_which_it_is_late_are_left_out_whole_or_kept_whole(tmp_path, monkeypatch):
+    """A seed of the attacker's counts where ours, nothing done and the retrained network are all there."""
+    form = replace(FORM, seeds=1, shadows=6)
+    monkeypatch.setattr(networks, "DIGITS", form)
+    monkeypatch.setattr(run, "DIGITS", form)
+    some = untrained(form)
+    ground, twins = some.ground, some._twins
+    monkeypatch.setattr(Settings, "torch_device", lambda _: SimpleNamespace(type="cuda"))  # else there are no shadows
+    monkeypatch.setattr(Study, "ground", ground)
+    monkeypatch.setattr(Study, "twins", lambda _, seed: twins[seed])
+    monkeypatch.setattr(Study, "steps", lambda *_: ({}, {}))
+    missing = {(NOTHING, 2), ("salun", 3), (OURS, 6)}
+    monkeypatch.setattr(Study, "has", lambda _, block: (block.method, block.seed) not in missing)
+    words = [removal.words for removal in ground.removals]
+    drawn = np.random.default_rng(0)
+
+    def numbers(study: Study, block: Block) -> dict[str, dict[str, Any]]:
+        one = {"gap": 1.0, "kl": 0.1, "auc": 0.5, "phi": list(drawn.normal(size=5)), "accuracy": {"forgotten": 50.0}}
+        return {each: {"alone": one, "repaired": one} for each in words}
+
+    monkeypatch.setattr(Study, "numbers", numbers)
+    found = run.measure(Settings(device="cpu", cache=Cache(tmp_path), show_progress=False, minutes=0.0))
+    assert found["shadows_left_out"] == 2
+    assert found["left_out"] == []
+    counts = {name: one["models"] for name, one in found["attacked"][words[0]].items()}
+    assert counts == {
+        f"{OURS} repaired": 5, f"{NOTHING} alone": 5, f"{NOTHING} repaired": 5, "labels repaired": 5,
+        "salun repaired": 4,
+    }  # fmt: skip
+    assert len(found["further"][words[0]][f"{OURS} repaired"]["gaps"]) == 4
+    assert set(found["answers"][OURS]) == {"0"}
+
+
+def test_two_retrained_seeds_are_as_far_apart_as_they_measure(monkeypatch):
+    form = replace(FORM, seeds=2)
+    monkeypatch.setattr(networks, "DIGITS", form)
+    study = untrained(form)
+    (own,), (other,) = study.cases(0), study.cases(1)
+    found, measured = run._floors(study), own.measure(other.retrained)
+    assert measured["gap"] > 0
+    assert found == {name: {own.words: pytest.approx(measured[name])} for name in ("gap", "kl")}
 
 
 def test_a_part_of_a_run_does_not_overwrite_a_whole_one(tmp_path):
-    part = Result("lasting", "", "full", False, numbers={"left_out": ["scrub"]})
-    whole = Result("lasting", "", "full", False, numbers={"left_out": []})
-    assert place_of(part, tmp_path) == place_of(whole, tmp_path) == tmp_path / "lasting"
+    all_of_it = {"left_out": [], "steps": {"0": {}, "1": {}}, "attacked": {"a": {}}}
+    whole = Result("lasting", "", "full", False, numbers=all_of_it)
+    less = ({"left_out": ["scrub"]}, {"steps": {"0": {}}}, {"attacked": {}})
     (tmp_path / "lasting").mkdir()
     stored = tmp_path / "lasting" / "results.json"
-    for left_out, name in ((["scrub"], "lasting"), ([], "lasting-part")):
-        stored.write_text(json.dumps({"form": "full", "numbers": {"left_out": left_out}}))
-        assert place_of(part, tmp_path) == tmp_path / name
-        assert place_of(whole, tmp_path) == tmp_path / "lasting"
+    for some in less:
+        stored.unlink(missing_ok=True)
+        part = Result("lasting", "", "full", False, numbers=all_of_it | some)
+        assert place_of(part, tmp_path) == place_of(whole, tmp_path) == tmp_path / "lasting"
+        for before, name in ((all_of_it | some, "lasting"), (all_of_it, "lasting-part")):
+            stored.write_text(json.dumps({"form": "full", "numbers": before}))
+            assert place_of(part, tmp_path) == tmp_path / name
+            assert place_of(whole, tmp_path) == tmp_path / "lasting"
+    part = replace(whole, numbers=all_of_it | less[0])
     small = replace(part, form="small")
     assert place_of(small, tmp_path) == tmp_path / "lasting-small"
     stored.write_text("{")

@@ -88,8 +88,8 @@ EXPERIMENTS: Mapping[str, Spec] = {
             time="some tens of minutes; with --scale small --device cpu: hours",
             small=_DIGITS,
             sizes={
-                "classes": "the network of --scale small, half of each of five classes, ours alone; made for a CPU",
-                "large": "a network of 11 million parameters, a tenth of the data at random",
+                "classes": "as --scale small: five classes by halves, a tenth at random, ours alone; made for a CPU",
+                "large": "a network of 11 million parameters, a tenth of the data at random, by projected gradients",
             },
             several=True,
         ),

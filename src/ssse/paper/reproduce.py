@@ -111,16 +111,22 @@ def redraw(name: str, output: str | os.PathLike[str] = "results") -> Result:
 
 def place_of(result: Result, output: Path) -> Path:
     """OUTPUT/NAME; beside it, as NAME-small, where a small form would overwrite a run at full size; or NAME-SIZE; and
-    NAME-part, where a run from which something was left out would overwrite a whole one.
+    NAME-part, where a run of less would overwrite one of more: fewer seeds, methods left out, no attackers' networks.
     """
     folder = output / result.experiment
     if result.form in EXPERIMENTS[result.experiment].sizes:
         folder = folder.with_name(f"{folder.name}-{result.form}")
     elif (_stored(folder).get("form"), result.form) == ("full", "small"):
         folder = folder.with_name(f"{folder.name}-small")
-    numbers = _stored(folder).get("numbers")
-    whole = isinstance(numbers, dict) and not numbers.get("left_out")
-    return folder.with_name(f"{folder.name}-part") if whole and result.numbers.get("left_out") else folder
+    before = _stored(folder).get("numbers")
+    less = isinstance(before, dict) and any(map(int.__lt__, _extent(result.numbers), _extent(before)))
+    return folder.with_name(f"{folder.name}-part") if less else folder
+
+
+def _extent(numbers: dict[str, Any]) -> tuple[int, int, int]:
+    """How much there is: seeds of networks, methods (less what is left out), requests that are attacked."""
+    seeds, left_out, attacked = (len(numbers.get(name) or ()) for name in ("steps", "left_out", "attacked"))
+    return seeds, -left_out, attacked
 
 
 def _stored(folder: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ssse.calibration.lengths import Seen, Splits, shortfall
+from ssse.calibration.lengths import Seen, Splits
 from ssse.erasure.repair import repair_training
 from ssse.metrics.attacks import member_rate, threshold_attack
 from ssse.metrics.gaps import divergences, mean_gap
@@ -131,10 +131,6 @@ class Case:
     @cached_property
     def original_seen(self) -> Seen:
         return self.seen(self.original)
-
-    def shortfall(self, model: nn.Module) -> float:
-        """What methods are tuned by: nothing of it is known from a retrained model or from the test samples."""
-        return shortfall(self.seen(model), self.original_seen)
 
     def on_forgotten(self, model: nn.Module) -> float:
         x, y = self.splits["forgotten"]

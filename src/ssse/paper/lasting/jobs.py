@@ -19,7 +19,7 @@ from ssse.curvature.choices import LowRank
 from ssse.curvature.curvature import Curvature
 from ssse.erasure.erase import erase
 from ssse.errors import InvalidSetting
-from ssse.paper.cache import key_of
+from ssse.paper.cache import engine, key_of
 from ssse.paper.lasting import case as cases
 from ssse.paper.lasting import lanes, methods, plans, projected, repairs
 from ssse.paper.lasting.case import PASS, Case, Numbers
@@ -109,8 +109,8 @@ class Study:
         found = [Block(name, seed) for seed in seeds for name in OWN]
         if not self.form.opponents:
             return found
-        found += [Block(PUSHED, 0)] if self.form.both_pushes else []
         found += [Block(name, 0) for name in [*others, ASCENT, *([] if self.form.projected else [PAPER])]]
+        found += [Block(PUSHED, 0)] if self.form.both_pushes else []
         found += [Block(name, seed) for seed in seeds[1:] if self.form.opponents_of_all_seeds for name in others]
         return found + [Block(name, seed) for seed in self.shadows for name in (OURS, NOTHING, RETRAINED, *SHADOWED)]
 
@@ -282,10 +282,10 @@ class Study:
         return directions, told
 
     def base(self, seed: int) -> Sequence[Any]:
-        """What every number depends on."""
-        parts = [part for removal in self.removals(seed) for part in removal.parts]
-        form, ground = self.form, self.ground
-        return [ground.digest, str(form.recipe), seed, ground.x.device.type, *parts]
+        """What every number depends on: its networks, and those that they were trained with, among it."""
+        removals = self.removals(seed)
+        networks = twins_key(self.ground, self._together(seed), removals)
+        return [networks, seed, self.ground.x.device.type, engine(), *(part for one in removals for part in one.parts)]
 
 
 SHADOWED = ("labels", "salun")  # opponents that U-LiRA looks at as well

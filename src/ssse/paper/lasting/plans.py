@@ -25,13 +25,13 @@ ALPHA, GAMMA, TEMPERATURE = 1e-3, 0.99, 4.0  # of SCRUB
 Settings = Mapping[str, Any]
 
 
-def repair_plan(case: Case, epochs: int | None = None) -> Plan:
-    """As `ssse.repair` trains, or `ssse.metrics.resurfacing` with as many epochs; looked at after every epoch."""
-    training = case.repairing
-    return cycle_plan(case, training, training.epochs if epochs is None else epochs)
+def repair_plan(case: Case) -> Plan:
+    """As `ssse.repair` trains."""
+    return cycle_plan(case, case.repairing, case.repairing.epochs)
 
 
 def cycle_plan(case: Case, training: Training, epochs: int) -> Plan:
+    """So many epochs on what stays, along one cycle of the rate; looked at after every epoch."""
     keep = case.removal.keep.to(case.ground.x.device)
     size = min(training.batch_size, len(keep))
     order = torch.Generator().manual_seed(0)

@@ -11,13 +11,14 @@ import numpy as np
 
 from ssse.metrics.ulira import u_lira
 from ssse.paper.cache import key_of
+from ssse.paper.lasting import case
 from ssse.paper.lasting.case import Numbers
 from ssse.paper.lasting.drawing import drawings
 from ssse.paper.lasting.findings import findings, targets
 from ssse.paper.lasting.jobs import NOTHING, OURS, OWN, RETRAINED, SHADOWED, Study
 from ssse.paper.lasting.networks import CLASSES, DIGITS, FULL, LARGE, MEDIUM
 from ssse.paper.lasting.tables import summary_rows, tables
-from ssse.paper.lasting.view import WAYS
+from ssse.paper.lasting.view import unmeasured
 from ssse.paper.result import STAND_IN, Result
 from ssse.paper.settings import Settings
 from ssse.rendering.document import as_plain
@@ -59,11 +60,12 @@ def measure(settings: Settings) -> dict[str, Any]:
         "name": form.name,
         "title": STAND_IN if settings.data is None else "CIFAR-10",
         "data": study.ground.words,
-        "requests": [{"words": case.words, "rate": case.removal.rate, "k": len(case.removal.forget)} for case in first],
+        "requests": [{"words": one.words, "rate": one.removal.rate, "k": len(one.removal.forget)} for one in first],
         "answers": {method: {s: _without_phi(found) for s, found in by_seed.items() if s in main}
                     for method, by_seed in answers.items()},
         "attacked": _attacked(answers, attacked, [*main, *shadows]),
         "further": _further(answers, attacked, shadows),
+        "asked": sorted({block.method for block in study.blocks()} - {RETRAINED}),
         "left_out": sorted(left_out),
         "shadows_left_out": len(absent),
         "push": form.push,
@@ -71,7 +73,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         "floors_kl": two_seeds["kl"],
         "steps": {seed: study.steps(int(seed))[1] for seed in main},
         "training": {"epochs": recipe.epochs, "rate": recipe.rate, "batch": recipe.batch, "decay": recipe.decay},
-        "repair": {case.words: vars(case.repairing) for case in first},
+        "repair": {one.words: vars(one.repairing) for one in first},
         "train_seconds": float(np.mean([study.twins(int(seed)).seconds for seed in main])),
         "parameters": sum(p.numel() for p in study.twins(0).original.parameters()),
     }  # fmt: skip
@@ -121,20 +123,28 @@ def _notes(numbers: Mapping[str, Any]) -> list[str]:
     if numbers["name"] == "medium":
         notes.append(
             "That all margins are pushed alike, the lengths that are tried and the rate of the repair were settled "
-            "with the retrained networks of these seeds in view; the further seeds were not looked at."
+            "with the retrained networks of the first three seeds in view; the others were not looked at."
+        )
+    if numbers["name"] == "full":
+        notes.append(
+            "What was settled at the small size was taken over. Damping, push and the rate of the repair were then "
+            "tried on airplanes, cats and the tenth of seed 0 with the retrained networks in view, and left as they "
+            "were."
         )
     if numbers["name"] == "classes":
         notes.append(
             "That all margins are pushed alike, the lengths that are tried and the rate of the repair were settled on "
             "airplanes and samples at random with these seeds; the other four classes were not looked at."
         )
+    if missing := unmeasured(numbers, numbers["asked"]) if "asked" in numbers else "":
+        notes.append(f"Not measured: {missing}.")
     if numbers.get("left_out"):
-        labels = {method: label for method, _, label, _ in reversed(WAYS)}
-        missing = ", ".join(labels[method] for method in numbers["left_out"])
-        notes.append(f"Left out for want of time (--minutes), in part or whole: {missing}.")
+        notes.append("It ran for a limited time (--minutes); the same command goes on from there.")
+    if numbers.get("made"):
+        notes.append(numbers["made"])
     if not numbers["floors"]:
         notes.append("Networks of one seed: how far two retrained ones lie apart is not known here.")
-    if numbers.get("shadows_left_out"):
+    if numbers["attacked"] and numbers.get("shadows_left_out"):
         notes.append(f"Of further seeds, for U-LiRA, {numbers['shadows_left_out']} were left out as well.")
     if not numbers["attacked"]:
         notes.append(
@@ -200,10 +210,11 @@ def _floors(study: Study) -> dict[str, dict[str, float]]:
     def make() -> dict[str, dict[str, float]]:
         found: dict[str, dict[str, list[float]]] = {"gap": {}, "kl": {}}
         for one, other in combinations(seeds, 2):
-            for case, twin in zip(study.cases(one), study.cases(other), strict=True):
-                measured = case.measure(twin.retrained)
+            for own, twin in zip(study.cases(one), study.cases(other), strict=True):
+                measured = own.measure(twin.retrained)
                 for name, by_request in found.items():
-                    by_request.setdefault(case.words, []).append(measured[name])
+                    by_request.setdefault(own.words, []).append(measured[name])
         return {k: {words: float(np.mean(values)) for words, values in one.items()} for k, one in found.items()}
 
-    return study.settings.cache.numbers(key_of("lasting-two-seeds", len(seeds), *study.base(0)), make)
+    bases = [part for seed in seeds for part in study.base(seed)]
+    return study.settings.cache.numbers(key_of("lasting-two-seeds", *bases, case), make)

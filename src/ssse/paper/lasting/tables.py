@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ssse.paper.lasting.jobs import NOTHING, OURS, RETRAINED
+from ssse.paper.lasting.jobs import NOTHING, OURS, PUSHED, RETRAINED
 from ssse.paper.lasting.plans import OPPONENTS
 from ssse.paper.lasting.view import (
     SPLITS,
@@ -150,14 +150,17 @@ def _ours(numbers: Numbers) -> PageTable:
 
 
 def _among_the_others(numbers: Numbers, rate: float) -> list[list[Any]]:
-    """Ours on the networks of the opponents alone, where they have fewer: what stands beside theirs."""
-    other = OPPONENTS[0].key
-    count = len(values(numbers, OURS, "repaired", rate, "gap", like=other))
-    if not count or count == len(values(numbers, OURS, "repaired", rate, "gap")):
-        return []
-    names = ("gap", *(split for split, _ in SPLITS), "kl", "auc")
-    found = [mean(numbers, OURS, "repaired", rate, name, like=other) for name in names]
-    return [["ours, on the opponents' networks alone", count, *found, None]]
+    """Ours on the networks of those alone that have fewer: what stands beside theirs."""
+    answered = [o.key for o in OPPONENTS if len(values(numbers, o.key, "repaired", rate, "gap"))]
+    others = [(key, "ours, on the opponents' networks alone") for key in answered[:1]]
+    others.append((PUSHED, "ours, on the networks of √(1−p) alone"))
+    rows, names = [], ("gap", *(split for split, _ in SPLITS), "kl", "auc")
+    for other, label in others:
+        count = len(values(numbers, OURS, "repaired", rate, "gap", like=other))
+        if count and count < len(values(numbers, OURS, "repaired", rate, "gap")):
+            found = [mean(numbers, OURS, "repaired", rate, name, like=other) for name in names]
+            rows.append([label, count, *found, None])
+    return rows
 
 
 def _further(numbers: Numbers) -> PageTable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ WAYS = (
     ),
     (ALONE, "alone", "ours, from S alone: the exact step, ε = 1", "ours"),
     (OURS, "repaired", "ours: the chosen step, then repaired", "ours"),
-    (PUSHED, "repaired", "the same, margins pushed by √(1−p)", "ours"),
+    (PUSHED, "repaired", "ours, margins pushed by √(1−p), then repaired", "ours"),
 )
 
 
@@ -102,3 +102,13 @@ def floor(numbers: Numbers, rate: float, of: str = "floors") -> float | None:
     by_request = numbers.get(of, {})
     found = [by_request[words] for words in requests_of(numbers, rate) if words in by_request]
     return float(np.mean(found)) if found else None
+
+
+def unmeasured(numbers: Numbers, methods: Sequence[str]) -> str:
+    """Which of them have no answer to which kind of request, in words; empty where all have."""
+    labels = {key: label for key, _, label, _ in reversed(WAYS)}
+    texts = []
+    for rate, words in kinds(numbers).items():
+        absent = [labels[method] for method in methods if not answers_of(numbers, method, rate)]
+        texts += [f"{', '.join(absent)} ({words})"] if absent else []
+    return "; ".join(texts)
