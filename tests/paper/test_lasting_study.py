@@ -382,6 +382,9 @@ def test_with_a_projected_kernel_it_is_told_from_end_to_end(monkeypatch):
     assert cost.rows[0][cost.columns.index("largest residual")] is None
     methods_told = {row[0] for table in result.tables if table.title.startswith("Removed") for row in table.rows}
     assert {"SalUn", "NegGrad+", "retrained"} <= methods_told
+    answers = [one for by_seed in result.numbers["answers"].values() for by in by_seed.values() for one in by.values()]
+    assert any("moments" in one for one in answers)
+    assert not any("pressed" in one for one in answers)  # epochs of the largest networks are dear
     assert not any("noise floor" in row.method for row in result.summary)
 
 
