@@ -52,12 +52,14 @@ def test_the_code_about_scikit_learn_runs_from_top_to_bottom(tmp_path):
     assert "verdict:" in run("story.py", folder=tmp_path)
 
 
-def test_the_table_of_the_reproduction_is_that_of_the_results(monkeypatch):
-    """The file `benchmarks/reproduced.py` fills the table; nothing in it is written by hand."""
+def test_the_tables_of_what_was_reproduced_are_those_of_the_results(monkeypatch):
+    """The file `benchmarks/reproduced.py` fills them; nothing in them is written by hand."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    from reproduced import table  # type: ignore[import-not-found]  # a script's folder
+    from reproduced import PAGES  # type: ignore[import-not-found]  # a script's folder
 
-    assert f"<!-- reproduced -->\n{table()}\n<!-- end -->" in (ROOT / "docs" / "reproduction.md").read_text()
+    assert set(PAGES) == {"README.md", "docs/reproduction.md"}
+    for page, (mark, table) in PAGES.items():
+        assert f"<!-- {mark} -->\n{table()}\n<!-- end -->" in (ROOT / page).read_text()
 
 
 def test_the_table_of_attacks_is_that_of_the_results(monkeypatch):
