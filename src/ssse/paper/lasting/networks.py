@@ -63,7 +63,7 @@ class Form:
 
 # Half of the test images choose: 500 of a class, so that what is a removal's own luck stays below two points.
 FULL = Form(
-    "full", Recipe(), None, 5_000, 5, (0.5, 1.0), 0.1, 2, shadows=4, shadowed=(0.1,), both_pushes=True,
+    "full", Recipe(), None, 5_000, 5, (0.5, 1.0), 0.1, 2, shadows=6, shadowed=(0.1,), both_pushes=True,
     opponents_of_all_seeds=False, opponents_of_all_requests=False,
 )  # fmt: skip
 # As ResNet-18 for small images, but for its shortcuts, which have no parameters here: 11.0 million.
