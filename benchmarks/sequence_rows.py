@@ -42,7 +42,8 @@ def bert() -> nn.Module:
     return BertForSequenceClassification(
         BertConfig(
             vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-            intermediate_size=4 * WIDTH, max_position_embeddings=LENGTH, num_labels=CLASSES,  # type: ignore[call-arg]
+            intermediate_size=4 * WIDTH, max_position_embeddings=LENGTH,
+            num_labels=CLASSES,  # type: ignore[call-arg]  # taken by the class above it
         )
     )  # fmt: skip
 

@@ -57,8 +57,8 @@ class Block:
 class Study:
     settings: Settings
     form: Form
-    _twins: dict[int, Twins] = field(default_factory=dict)
-    _cases: dict[int, list[Case]] = field(default_factory=dict)
+    _twins: dict[int, Twins] = field(default_factory=dict, repr=False, compare=False)
+    _cases: dict[int, list[Case]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def ground(self) -> Ground:

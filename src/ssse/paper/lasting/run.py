@@ -136,11 +136,11 @@ def _notes(numbers: Mapping[str, Any]) -> list[str]:
             "That all margins are pushed alike, the lengths that are tried and the rate of the repair were settled on "
             "airplanes and samples at random with these seeds; the other four classes were not looked at."
         )
-    if missing := unmeasured(numbers, numbers["asked"]) if "asked" in numbers else "":
+    if missing := unmeasured(numbers, numbers["asked"]):
         notes.append(f"Not measured: {missing}.")
     if numbers.get("left_out"):
         notes.append("It ran for a limited time (--minutes); the same command goes on from there.")
-    if numbers.get("made"):
+    if numbers.get("made"):  # stored numbers of several runs say so
         notes.append(numbers["made"])
     if not numbers["floors"]:
         notes.append("Networks of one seed: how far two retrained ones lie apart is not known here.")
